@@ -1,6 +1,7 @@
 """What a loop of one's own does with a batch, before the model and after it, is repeated with other records in it."""
 
 import contextlib
+import copy
 import warnings
 from collections import UserDict
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
 from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
 from torch.overrides import TorchFunctionMode
@@ -158,7 +159,52 @@ def other_records(model, kept, x, y):
     return losses(model(there[0][: len(x)]), there[1][: len(x)])
 
 
+def for_gradients_alone(found, scale):
+    """Losses with the values of `found` and the gradients of `found * scale`."""
+    scaled = found * scale
+    return found.detach() + scaled - scaled.detach()
+
+
+def gradients_scaled_by_the_mean_loss(model, kept, x, y):
+    found = losses(model(x), y)
+    return for_gradients_alone(found, found.detach().mean())
+
+
+def outputs_whose_gradients_are_scaled_by_the_batch(model, kept, x, y):
+    outputs = model(x)
+    return losses(for_gradients_alone(outputs, outputs.detach().std()), y)
+
+
+class TimesMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, found):
+        ctx.mean = found.mean()
+        return found.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.mean
+
+
+def a_function_that_scales_gradients_by_the_mean(model, kept, x, y):
+    return TimesMean.apply(losses(model(x), y))
+
+
+def a_hook_that_scales_gradients_by_the_mean(model, kept, x, y):
+    found = losses(model(x), y)
+    found.register_hook(lambda grad: grad * found.detach().mean())
+    return found
+
+
 WRONG = {
+    "gradients of the losses depend on the other": [
+        gradients_scaled_by_the_mean_loss,
+        outputs_whose_gradients_are_scaled_by_the_batch,
+    ],
+    "are not those of what the loop computes": [
+        a_function_that_scales_gradients_by_the_mean,
+        a_hook_that_scales_gradients_by_the_mean,
+    ],
     SEVERAL: [
         weights_by_counts,
         weights_for_each_record_by_counts,
@@ -235,6 +281,35 @@ def a_teacher(model, kept, x, y):
     return losses(outputs, soft) + losses(outputs, hard) + outputs.square().mean(1) / x.shape[1]
 
 
+def gradients_scaled_by_the_own_loss(model, kept, x, y):
+    found = losses(model(x), y)
+    return for_gradients_alone(found, found.detach())
+
+
+def a_hook_that_looks(model, kept, x, y):
+    found = losses(model(x), y)
+    found.register_hook(lambda grad: kept.update(largest=grad.max()))
+    return found
+
+
+def a_discriminator_on_noise(model, kept, x, y):
+    """It is called with what is not of the batch as well."""
+    fake = model(torch.randn_like(x))
+    return losses(model(x), y) + F.cross_entropy(fake, torch.ones(len(x), dtype=torch.int64), reduction="none")
+
+
+def adversarial_examples(model, kept, x, y):
+    x = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(losses(model(x), y).sum(), x)
+    return losses(model((x + 0.1 * grad.sign()).detach()), y)
+
+
+def its_own_teacher(model, kept, x, y):
+    """At first its gradient is nothing but rounding, which proves nothing and must not be refused."""
+    teacher = kept.setdefault("teacher", copy.deepcopy(model).eval())
+    return losses(model.eval()(x), teacher(x).softmax(1).detach())
+
+
 def one_by_one(model, kept, x, y):
     x[:, 0] = 0
     return torch.stack([F.cross_entropy(one, label) for one, label in zip(model(x), y, strict=True)])
@@ -251,6 +326,11 @@ def one_by_one(model, kept, x, y):
         noise_in_another_order,
         some_left_out,
         a_teacher,
+        gradients_scaled_by_the_own_loss,
+        a_hook_that_looks,
+        a_discriminator_on_noise,
+        adversarial_examples,
+        its_own_teacher,
         one_by_one,
     ],
 )
@@ -258,6 +338,19 @@ def test_a_loop_that_keeps_records_apart_is_left_alone(body: Body) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loop(body) == 16
+
+
+@pytest.mark.parametrize(
+    ("loss", "bug"),
+    [
+        (lambda outputs, y: TimesMean.apply(losses(outputs, y)), True),
+        (lambda outputs, y: for_gradients_alone(found := losses(outputs, y), found.detach().mean()), True),
+        (lambda outputs, y: for_gradients_alone(found := losses(outputs, y), found.detach()), False),
+    ],
+)
+def test_a_loss_that_mixes_gradients_alone(loss: Any, bug: bool, tmp_path: Path) -> None:
+    with refused("the loss mixes records" if bug else None):
+        assay.fit(nn.Linear(6, 3), records(), loss=loss, epsilon=3, delta=1e-3, epochs=1, out=tmp_path / "run")
 
 
 def test_words_that_the_loop_mixes_are_refused_and_masked_words_are_not() -> None:
@@ -404,6 +497,184 @@ def test_weights_that_a_loop_trains_by_itself(given: str, loss: Any, bug: bool, 
             step.backward(losses(model(made), y) + losses(model(x), y))
             if not first:
                 train(x, y)
+
+
+def by_torch_autograd_backward(loss: Any, weights: list[Tensor]) -> list[Any]:
+    torch.autograd.backward([loss(*weights)])
+    return [p.grad for p in weights]
+
+
+def by_backward_for_some(loss: Any, weights: list[Tensor]) -> list[Any]:
+    loss(*weights).backward(inputs=weights)
+    return [p.grad for p in weights]
+
+
+def by_autograd_grad(loss: Any, weights: list[Tensor]) -> list[Any]:
+    return list(torch.autograd.grad(loss(*weights), weights))
+
+
+def by_torch_func(loss: Any, weights: list[Tensor]) -> list[Any]:
+    return list(torch.func.grad(loss, (0, 1))(*weights))
+
+
+def by_autograd_functional(loss: Any, weights: list[Tensor]) -> list[Any]:
+    found: Any = torch.autograd.functional.vjp(loss, tuple(weights))[1]
+    return list(found)
+
+
+def of_what_is_public(loss: Any, weights: list[Tensor]) -> list[Any]:
+    torch.autograd.backward(sum((p.square().sum() for p in weights), torch.zeros(())))
+    return [p.grad for p in weights]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["on the model's weights", "on weights beside it"])
+@pytest.mark.parametrize(
+    ("way", "bug"),
+    [
+        (by_torch_autograd_backward, True),
+        (by_backward_for_some, True),
+        (by_autograd_grad, True),
+        (by_torch_func, True),
+        (by_autograd_functional, True),
+        (of_what_is_public, False),
+    ],
+)
+def test_a_backward_pass_of_the_loop_s_own(way: Any, bug: bool, own: bool) -> None:
+    """Whatever computes it, a gradient of the batch that no ε counts may not move what the losses are made with."""
+    model, beside = nn.Linear(6, 3), nn.Linear(6, 6)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    weights = list((model if own else beside).parameters())
+    with contextlib.closing(step), refused(("without noise" if own else EARLIER) if bug else None):
+        for x, y in step.batches(records()):
+            step.backward(losses(model(beside(x).detach()), y))
+
+            def loss(weight: Tensor, bias: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return F.cross_entropy(F.linear(x, weight, bias)[:, :3], y)
+
+            for p in weights:
+                p.grad = None
+            grads = way(loss, weights)
+            with torch.no_grad():
+                for p, g in zip(weights, grads, strict=True):
+                    p.data.sub_(0.1 * g)
+    assert step.taken == (1 if bug else 6)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_copy_that_the_loop_trains_and_loads_back(bug: bool) -> None:
+    """Lookahead by a copy: its weights are those of a raw gradient. The twin's follow the model."""
+    model = nn.Linear(6, 3)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=4, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused("without noise" if bug else None):
+        for x, y in step.batches(records()):
+            step.backward(losses(model(x), y))
+            fast = copy.deepcopy(model)
+            optimizer = torch.optim.AdamW(fast.parameters(), lr=0.1)
+            if bug:
+                torch.autograd.backward(losses(fast(x), y).mean())
+            else:
+                for p, released in zip(fast.parameters(), model.parameters(), strict=True):
+                    p.grad = released.grad
+            optimizer.step()
+            model.load_state_dict(fast.state_dict())
+    assert step.taken == (1 if bug else 4)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_weights_that_the_loop_moves_for_a_moment(bug: bool) -> None:
+    """SAM: the losses are those at weights moved by a raw gradient. The twin moves them by what was released."""
+    model, released = nn.Linear(6, 3), torch.zeros(3, 6)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=4, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused("without noise" if bug else None):
+        for x, y in step.batches(records()):
+            weight = model.weight.detach()
+            raw = torch.autograd.grad(losses(F.linear(x, model.weight, model.bias), y).sum(), model.weight)[0]
+            model.weight.data = weight + 0.05 * (raw if bug else released)
+            found = losses(model(x), y)
+            step.backward(found)
+            model.weight.data = weight
+            released = model.weight.grad.clone()
+    assert step.taken == (0 if bug else 4)
+
+
+def test_a_teacher_with_statistics_that_stay_what_they_are() -> None:
+    """Batch normalisation in eval mode writes nothing, so the teacher is not made of the batch."""
+    teacher = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
+    assert loop(lambda model, kept, x, y: losses(model(x), teacher(x).softmax(1).detach()), steps=6) == 6
+
+
+class Tempered(nn.Module):
+    """Takes a number from whoever calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.temperature = nn.Linear(6, 3), torch.ones(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) / (1 + self.temperature)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("mean", SEVERAL), ("number", SEVERAL), ("mean of the batch before", EARLIER), ("constant", None)],
+)
+def test_a_number_that_the_loop_puts_into_its_model(what: str, message: str | None) -> None:
+    model, before = Tempered(), torch.ones(())
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused(message):
+        for x, y in step.batches(records()):
+            mean = x.square().mean()
+            values: dict[str, Any] = {"mean": mean, "number": mean.item(), "mean of the batch before": before}
+            model.temperature = values.get(what, torch.tensor(0.5))
+            step.backward(losses(model(x), y))
+            before = mean
+
+
+@pytest.mark.parametrize(("by", "bug"), [("tensor", True), ("number", True), ("released", False)])
+def test_a_learning_rate_that_follows_the_loss(by: str, bug: bool) -> None:
+    """The twin's follows the gradient that was released; both show their accuracy."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused("without noise" if bug else None):
+        for x, y in step.batches(records()):
+            outputs = model(x)
+            found = losses(outputs, y)
+            (outputs.argmax(1) == y).double().mean().item()
+            step.backward(found)
+            raw, released = found.detach().mean(), model.weight.grad.norm()
+            rates: dict[str, Any] = {"tensor": 0.1 * raw, "number": raw.item(), "released": released.item()}
+            optimizer.param_groups[0]["lr"] = rates[by]
+            optimizer.step()
+
+
+def in_the_forward_pass(model: nn.Sequential, hook: Any) -> Any:
+    return model[0].register_forward_hook(lambda _module, _args, output: hook(output))
+
+
+def in_the_backward_pass(model: nn.Sequential, hook: Any) -> Any:
+    return model[2].register_full_backward_hook(lambda _module, grads, _outputs: (hook(grads[0]),))
+
+
+def in_every_module(model: nn.Sequential, hook: Any) -> Any:
+    return nn.modules.module.register_module_forward_hook(
+        lambda module, _args, output: hook(output) if isinstance(module, nn.Tanh) else None
+    )
+
+
+@pytest.mark.parametrize("where", [in_the_forward_pass, in_the_backward_pass, in_every_module])
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_hook_that_the_model_gets_later(where: Any, bug: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=10, noise_multiplier=1.0, delta=1e-5))
+    hooks = []
+    with contextlib.closing(step), contextlib.ExitStack() as stack, refused("mixes records" if bug else None):
+        for x, y in step.batches(records()):
+            if step.taken == 7:
+                hooks.append(where(model, lambda t: t / t.detach().norm() if bug else t / 2))
+                stack.callback(hooks[0].remove)
+            step.backward(losses(model(x), y))
+    assert step.taken == (7 if bug else 10)
 
 
 def test_nothing_of_a_loop_is_left_behind() -> None:
@@ -611,9 +882,9 @@ def test_nobody_listens_after_a_loop_was_left() -> None:
     step = PrivateStep(model, plan)
     for x, y in step.batches(records()):
         step.backward(losses(model(x), y))
-        assert _len_torch_function_stack() == 1
+        assert _len_torch_dispatch_stack() == 1
         break
-    assert _len_torch_function_stack() == 0
+    assert _len_torch_dispatch_stack() == _len_torch_function_stack() == 0
     step.close()
 
 

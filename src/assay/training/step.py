@@ -641,6 +641,8 @@ class PrivateStep(Unique):
     def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The clipped sum of one part's gradients, and what the side queries measure on it."""
         given = losses
+        if self._batch.tape is not None:
+            self._batch.tape.weigh(losses)
         if part.persons is not None:  # a person's loss is the mean over their rows
             grads = self.engine.collect(part.persons.shares(losses), part.persons)
             losses = part.persons.sums(part.persons.shares(losses.detach()))

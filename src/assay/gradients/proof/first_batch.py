@@ -84,20 +84,21 @@ _SMALL_GROUP = 1 << 21  # numbers, 8 MB
 SMALL_OUTPUT = 1 << 16
 """Numbers in an output that may be kept: until the losses are there, or as a leaf until the step ends."""
 _COMPARED = 2  # halves of the records whose gradients are compared with those of all
+_FAINT = 1e-5  # of the losses
 _ATTRIBUTED = 1e-3  # a gradient that belongs to another record is off by far more; layers may compute in float32
 
 
 def _apart_from(
     totals: Mapping[str, Tensor], expected: Mapping[str, Tensor], scale: float, low: torch.dtype, within: float = 0.0
-) -> Iterable[str]:
-    """The parameters whose sums differ by more than rounding, and `within` of their norm, from autograd's."""
+) -> Iterable[tuple[str, float]]:
+    """The parameters whose sums are not autograd's, by more than rounding and `within` of their norm, and the gaps."""
     for name, total in totals.items():
         theirs = expected.get(name)
         gap = total if theirs is None else total - theirs
         least = 1e3 * torch.finfo(gap.dtype).eps if within == 0 else 1e-6
         rounding = max(least, 8 * torch.finfo(low).eps) * scale
-        if float(gap.norm()) > rounding + within * float(total.norm()):
-            yield name
+        if (size := float(gap.norm())) > rounding + within * float(total.norm()):
+            yield name, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ class Proof:
         self._parameters: dict[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
         self._used: list[Call] = []
+        self._faint = 0.0  # a gradient that is no more than the rounding of such losses
         self._single = False  # whether a single record has shown that the model remembers nothing
         self._weighed: tuple[Tensor, dict[str, Tensor]] | None = None  # weights, and autograd's gradients with them
 
@@ -218,6 +220,7 @@ class Proof:
     def before(self, losses: Tensor, graph: Graph) -> None:
         """Check separation and isolation, which need the graph but not the engine's backward pass."""
         self._buffers = calls.copied(self._model.named_buffers())
+        self._faint = _FAINT * float(losses.detach().abs().nan_to_num(0, 0, 0).double().sum())
         self._separation(losses, graph)
         self._check_still()
         reached = any(graph.holds(one.place) for one in self._seen)
@@ -358,7 +361,9 @@ class Proof:
         self._weighed = weights, {name: g for name, g in zip(named, found, strict=True) if g is not None}
 
     def compare(self, grads: RecordGrads, expected: Mapping[str, Tensor], low: torch.dtype) -> bool:
-        """Whether completeness holds; False if this batch cannot tell, because a gradient is not finite.
+        """Whether completeness holds; False if this batch cannot tell.
+
+        It cannot if a gradient is not finite, or if all are rounding (a student that is its own teacher at first).
 
         Raises:
             UnsupportedModelError: It does not hold, or the losses depend on no trainable parameter.
@@ -372,12 +377,16 @@ class Proof:
         if grads.nonfinite:
             return False
         scale = float(norms.sum())
-        for name in _apart_from(grads.total(torch.ones_like(norms)), expected, scale, low):
+        for name, gap in _apart_from(grads.total(torch.ones_like(norms)), expected, scale, low):
+            if gap <= self._faint:
+                return False
             raise UnsupportedModelError(used_outside(name))
         if self._weighed is not None:
             weights, weighed = self._weighed
             found = grads.total(weights.to(norms).view(norms.shape))
-            for name in _apart_from(found, weighed, scale, low, within=_ATTRIBUTED):
+            for name, gap in _apart_from(found, weighed, scale, low, within=_ATTRIBUTED):
+                if gap <= self._faint:
+                    return False
                 raise UnsupportedModelError(
                     f"the gradients of single records for parameter {name} are not autograd's, although their sum is: "
                     "the layer's rows do not belong to the records that they seem to belong to. Put the record "

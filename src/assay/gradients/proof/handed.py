@@ -3,7 +3,8 @@
 A loop may mix records where the model does not show it: mixup, centring by the batch's mean, targets that are mixed,
 weights by the classes of the batch. So on its first batches, and on random later ones, what the loop does is written
 down (`assay.gradients.proof.tape`) and repeated with rows of some records in place of others. The losses of the
-records that stayed must be what they were. A loop may put its records in another order, if each enters one loss.
+records that stayed must be what they were, and so must the gradients that they send back to the model. A loop may put
+its records in another order, if each enters one loss.
 
 What was kept of an earlier batch (a memory bank, a running mean) is replaced as well: no loss may change with it. And a
 number by which losses are multiplied or divided may not be in proportion to the number of records, which one record
@@ -23,18 +24,18 @@ import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.data.apart import Padded
 from assay.gradients.proof.calls import Coins, only, others, splits
 from assay.gradients.proof.path import Path
+from assay.gradients.proof.spread import Places
 from assay.gradients.proof.tape import Tape, with_rows
 
 FIRST = 4
@@ -44,7 +45,7 @@ _FOR_TWO = 64  # how many batches are looked at until there were enough with two
 _SAMPLED, _AT_MOST = 16, 1024  # records that are each put in all places: usually, and where losses may be doubled
 _EVERY = 256  # then one of this many, at random: it costs as much as one step
 
-_EARLIER_ONES = WeakTensorKeyDictionary()  # what loops hold of the batches that were looked at, of all steps
+_EARLIER_ONES = Places()  # what loops hold of the batches that were looked at, of all steps
 
 _ELSEWHERE = (
     "nothing was done with the batch that batches() gave, so these are losses of other records: ε is true only for "
@@ -55,6 +56,16 @@ _MIXED = (
     "(mixup, CutMix, centring or scaling by the batch, targets that are mixed, weights by the classes of the batch). "
     "Clipping cannot bound what one record then does. Change each record by itself, in the data set or with `augment`, "
     "or use constants"
+)
+_MIXED_BACK = (
+    "the gradients of the losses depend on the other records of the batch, although the losses do not (an autograd "
+    "function of its own, a scale that only gradients see): clipping cannot bound what one record then does to the "
+    "others. Use constants, or numbers of the record itself"
+)
+_UNSEEN_BACK = (
+    "the gradients of the losses are not those of what the loop computes: a hook (register_hook), or an autograd "
+    "function of its own, changes them between the model and the losses, and nobody can see whether by other records. "
+    "Put it into the model, where its backward pass is checked, or take it out"
 )
 _MOVED = (
     "the losses are in another order than the rows of the batch: the rows of a person, or the views of a record, are "
@@ -138,6 +149,7 @@ class LoopWatch:
         """Listen to what the loop does after `backward`: it must not write records into the model."""
         for tape in self._tapes:
             tape.end_path()
+            _EARLIER_ONES.take_over(tape.made)
         self.resume()
 
     def stop(self) -> None:
@@ -153,7 +165,6 @@ class LoopWatch:
     def written(self) -> str | None:
         """End the tape that is running. Why the loop must be refused for what it wrote into the model, if anything."""
         found = [tape.written_into_model() for tape in self._tapes]
-        _remember(self._tapes)
         self.stop()
         return next((_WRITTEN.format(what) for what in found if what is not None), None)
 
@@ -192,11 +203,12 @@ class LoopWatch:
         check_used(path.constants)
         self._factors.append((len(losses), path.factors))
         try:
-            found = self._compared(path, in_order=in_order) or self._with_less_padding(path, padded(), len(losses))
+            found = self._compared(path, tape, losses.detach(), in_order=in_order) or self._with_less_padding(
+                path, padded(), len(losses)
+            )
         except Exception as error:  # the user's own code, which need not take other records
             self._warn(f"what it does cannot be repeated with other records ({type(error).__name__}: {error})")
             found = None
-        _remember([tape])
         return found or (_COUNTED if _in_proportion(self._factors) else None)
 
     def _warn(self, why: str) -> None:
@@ -208,16 +220,25 @@ class LoopWatch:
                 stacklevel=2,
             )
 
-    def _compared(self, path: Path, *, in_order: bool) -> str | None:
-        plain = path.again()
-        if any(map(_is_earlier, path.constants)) and not _close(plain, path.again(others=_disturbed)):
+    def _compared(self, path: Path, tape: Tape, losses: Tensor, *, in_order: bool) -> str | None:
+        whole = path.again()
+        plain = whole.losses
+        if any(map(_is_earlier, path.constants)) and not _close(plain, path.again(others=_disturbed).losses):
             return _EARLIER
+        size, near = _largest(plain), 0.1 if path.in_half_precision else 1e-2
+        told = bool(_equal(plain, losses, near * 0.1).all())  # the same random numbers, for a start
+        sent = whole.sent_back(torch.ones_like(plain, dtype=torch.bool))
+        if told and not math.isclose(tape.sent_back, sent, rel_tol=near, abs_tol=1e-3 * size):
+            return _UNSEEN_BACK
         (mask,) = splits(len(plain), self._coins, 1)
         halves = (mask, ~mask) if self._shown <= FIRST else (mask,)
         for half in halves:
             other = others(half, self._coins)
-            if not _close(plain[other.kept], path.again(other.change)[other.kept]):
+            again = path.again(other.change)
+            if not _close(plain[other.kept], again.losses[other.kept]):
                 break
+            if not math.isclose(whole.sent_back(~half), again.sent_back(~half), rel_tol=1e-4, abs_tol=1e-5 * size):
+                return _MIXED_BACK
         else:
             return None
         if _sorted_by_content(path, self._coins) or _in_another_order(path, plain, self._coins):
@@ -228,34 +249,30 @@ class LoopWatch:
         """Whether a loss changes with how far its record is padded."""
         alike = functools.partial(_equal_but_for_length, in_half=path.in_half_precision)
         for among_all, among_some, kept in padded:
-            (before, drew), (after, drew_too) = (path.of(with_rows(batch, size)) for batch in (among_all, among_some))
-            if drew or drew_too:  # random numbers of another shape are others
+            one, other = (path.of(with_rows(batch, size)) for batch in (among_all, among_some))
+            if one.drew or other.drew:  # random numbers of another shape are others
                 return None
+            before, after = one.losses, other.losses
             if bool(alike(before, after)[kept].all()):
                 continue
-            there = all(bool(alike(before, one.expand_as(before)).any()) for one in after)
+            there = all(bool(alike(before, row.expand_as(before)).any()) for row in after)
             reordered = there and (
-                _sorted_by_content(path, self._coins) or _in_another_order(path, path.again(), self._coins)
+                _sorted_by_content(path, self._coins) or _in_another_order(path, path.again().losses, self._coins)
             )
             if not reordered:
                 return _PADDED
         return None
 
 
-def _remember(tapes: Iterable[Tape]) -> None:
-    """What was made of this batch will be of an earlier one."""
-    for tape in tapes:
-        for t in tape.kept():
-            _EARLIER_ONES[t] = True
-
-
 def _stop(tapes: list[Tape]) -> None:
     while tapes:
-        tapes.pop().stop()
+        tape = tapes.pop()
+        tape.stop()
+        _EARLIER_ONES.take_over(tape.made)
 
 
 def _is_earlier(t: Tensor) -> bool:
-    return t in _EARLIER_ONES or (t._base is not None and t._base in _EARLIER_ONES)
+    return t in _EARLIER_ONES
 
 
 def _disturbed(t: Tensor) -> Tensor:
@@ -274,11 +291,14 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return bool(_equal(a, b).all())
 
 
+def _largest(t: Tensor) -> float:
+    return float(t.abs().nan_to_num(0, 0, 0).max())
+
+
 def _equal(a: Tensor, b: Tensor, tolerance: float = 1e-5, least: float = 0.0) -> Tensor:
     eps = torch.finfo(a.dtype).eps
     a, b = a.double(), b.double()
-    scale = a.abs().nan_to_num(0, 0, 0).max()
-    same = (a - b).abs() <= max(tolerance, 4 * eps) * (a.abs() + 0.1 * scale) + least
+    same = (a - b).abs() <= max(tolerance, 4 * eps) * (a.abs() + 0.1 * _largest(a)) + least
     return same | (a == b) | (a.isnan() & b.isnan())
 
 
@@ -297,7 +317,7 @@ def _in_another_order(path: Path, plain: Tensor, coins: Coins) -> bool:
     records = len(plain)
     words = torch.stack([coins.uniform(records) < 0.5 for _ in range(24 + 3 * (records - 1).bit_length())])
     words = words[words.any(1) & ~words.all(1)]
-    told = torch.stack([~_equal(plain, path.again(others(mask, coins).change)).cpu() for mask in words])
+    told = torch.stack([~_equal(plain, path.again(others(mask, coins).change).losses).cpu() for mask in words])
     told = told[:, told.any(0)]  # a loss that never changes shows nothing
     alone = told.T.double() @ (~words).double() == 0  # [losses, records]: it never changed without the record
     # a loss that seldom changes may fit the words of several records: what counts is whether each can have its own
@@ -312,13 +332,13 @@ def _sorted_by_content(path: Path, coins: Coins) -> bool:
     by the largest), records give numbers that are there less often. A number that is there more often may be that of
     records that were not asked yet.
     """
-    before = path.again(in_eval=True)
+    before = path.again(in_eval=True).losses
     records = coins.uniform(len(before)).argsort()[:_AT_MOST].tolist()
     found: list[Tensor] = []
     asked = min(len(records), _SAMPLED)
     while len(found) < asked:
         record = records[len(found)]
-        alone = path.again(functools.partial(only, record, len(before)), in_eval=True)
+        alone = path.again(functools.partial(only, record, len(before)), in_eval=True).losses
         if not _close(alone[:1].expand_as(alone), alone):
             return False
         found.append(alone[:1])

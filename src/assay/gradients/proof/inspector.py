@@ -13,6 +13,7 @@ lists. Comparing values shows these, on the first batch and on random later ones
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -295,6 +296,8 @@ class Inspector:
 
 
 _MODES = 16  # a model with more modes is checked on random batches only
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(nn.modules.module, f"_global{kind}") for kind in _HOOKS]
 
 
 class Watch:
@@ -305,6 +308,7 @@ class Watch:
         self.by_versions = True
         """Whether parameters stay the same tensors; those of a model that is split over ranks do not."""
         self._modes: set[tuple[bool, ...]] = set()
+        self._hooks: set[Any] = set()  # that were there before
         self._survey()
 
     def _survey(self) -> None:
@@ -312,6 +316,7 @@ class Watch:
         self._modules = [m for _, m in named]
         self._children = [m._modules for m in self._modules]
         self._form = self._placed()
+        self._hooked = [*_GLOBAL_HOOKS, *(getattr(m, kind) for m in self._modules for kind in _HOOKS)]
         self._parameters = [(n, p) for n, p in self._model.named_parameters() if not p.is_inference()]
         self._values = [p for _, p in self._parameters]
         self._buffers = [(f"{n}." if n else "", m._buffers) for n, m in named]
@@ -327,12 +332,14 @@ class Watch:
         return list(chain.from_iterable(map(dict.values, self._children)))
 
     def reformed(self) -> bool:
-        """Whether modules were added or removed, or have a combination of modes that was not there before."""
+        """Whether modules were added or removed, or have modes together, or hooks, that were not there before."""
         if self._placed() != self._form:
             self._modes.clear()
             self._survey()
         mode = tuple([m.training for m in self._modules])
-        if mode in self._modes or len(self._modes) >= _MODES:
+        if hooks := set(map(_code, chain.from_iterable(map(dict.values, self._hooked)))) - self._hooks:
+            self._hooks |= hooks
+        elif mode in self._modes or len(self._modes) >= _MODES:
             return False
         self._modes.add(mode)
         return True
@@ -394,6 +401,13 @@ class Watch:
             if before.get(id(t)) != _version(t):
                 found.add(f"buffer {prefix}{name}")
         return found
+
+
+def _code(hook: Any) -> Any:
+    """What a hook runs: one that is registered again for every batch is the same."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return getattr(hook, "__code__", type(hook))
 
 
 def _version(t: Tensor | None) -> int:

@@ -18,6 +18,7 @@ from assay.gradients.proof.calls import (
     Coins,
     Replacement,
     a_few,
+    by_record,
     close,
     drawn_since,
     kept_alike,
@@ -79,26 +80,32 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
     """
     state = random_state()
 
-    def asked(of: Callable[[Any, Any], Tensor], change: Callable[[Any], Any] = lambda t: t) -> Tensor:
+    def asked(of: Callable[[Any, Any], Tensor], change: Callable[[Any], Any] = lambda t: t) -> list[Tensor]:
+        """The losses, and what they send back to each output by record: a loss may change gradients alone."""
         set_random_state(state)
-        return of(pytree.tree_map(change, output), pytree.tree_map(change, target))
+        made: list[Tensor] = []
+        given = pytree.tree_map(lambda t: _watched(made, change(t)), output)
+        found = of(given, pytree.tree_map(change, target))
+        made = [t for t in made if found.requires_grad and found.dim() == 1 and by_record(t, len(found))]
+        sent = torch.autograd.grad(found.sum(), made, allow_unused=True) if made else ()
+        return [found.detach(), *(torch.zeros_like(t) if g is None else g for t, g in zip(made, sent, strict=True))]
 
     try:
-        with torch.no_grad():
+        with torch.enable_grad():
             mine = copies.of_loss(loss)
             plain, again = asked(mine), asked(mine)
             drew = drawn_since(state)
-            if plain.dim() != 1 or len(plain) < 2:
+            if plain[0].dim() != 1 or len(plain[0]) < 2:
                 return False
-            records, same = len(plain), close(plain, again)
+            records, same = len(plain[0]), _all(close, plain, again)
             for replacements in rounds(tensors((output, target)), records, coins, full=True, gaps=False):
                 other = copies.of_loss(loss)
                 alone = all(
-                    kept_alike(plain, asked(other, r.change), r)
+                    _all(functools.partial(kept_alike, replacement=r), plain, asked(other, r.change))
                     for r in replacements
                     if r.real or _takes(asked, other, r)
                 )
-                if not (same and close(plain, asked(other))):
+                if not (same and _all(close, plain, asked(other))):
                     raise UnsupportedModelError(
                         "the same outputs give another loss the second time: the loss remembers what it has seen, and "
                         "so mixes records (running counts), or draws random numbers from a generator that is not "
@@ -118,20 +125,32 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
     return True
 
 
+def _watched(made: list[Tensor], t: Any) -> Any:
+    """An output of the model, to which what comes back is known."""
+    if not isinstance(t, Tensor) or not t.is_floating_point():
+        return t
+    made.append(t.detach().requires_grad_())
+    return made[-1].clone()  # which may be changed in place
+
+
+def _all(alike: Callable[[Tensor, Tensor], bool], some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(alike, some, others))
+
+
 def _number_tells(
     loss: Callable[[Any, Any], Tensor],
     output: Any,
     target: Any,
     rows: list[int],
-    plain: Tensor,
+    plain: list[Tensor],
     *,
     drew: bool,
-    asked: Callable[..., Tensor],
+    asked: Callable[..., list[Tensor]],
 ) -> bool:
     """Whether the losses of these rows are others without the other records."""
-    few_of_them = functools.partial(picked, rows, len(plain))
+    few_of_them = functools.partial(picked, rows, len(plain[0]))
     if not drew:
-        return not close(plain[rows], asked(copies.of_loss(loss), few_of_them))
+        return not _all(close, [t[rows] for t in plain], asked(copies.of_loss(loss), few_of_them))
     few = pytree.tree_map(few_of_them, (output, target))
     mine: Callable[[Any, Any], Tensor] = copies.of_loss(loss)
     seeds: list[int] = []
@@ -146,10 +165,11 @@ def _number_tells(
             "the loss seeds torch's generators: what it draws for a record would be known, and would depend on the "
             "others in its batch. Take torch.manual_seed out of it"
         )
-    return _differs(lambda: mine(output, target)[rows], lambda: mine(*few))
+    with torch.no_grad():
+        return _differs(lambda: mine(output, target)[rows], lambda: mine(*few))
 
 
-def _takes(asked: Callable[..., Tensor], loss: Callable[[Any, Any], Tensor], replacement: Replacement) -> bool:
+def _takes(asked: Callable[..., list[Tensor]], loss: Callable[[Any, Any], Tensor], replacement: Replacement) -> bool:
     """Whether a loss accepts such values: for a user's loss, a probability above 1 may be an error."""
     try:
         asked(loss, replacement.change)

@@ -1,11 +1,15 @@
 """The way from a batch to its losses, as a tape noted it, to be gone again with other records.
 
-That changes nothing: random numbers are those of the first time, and what is written in place is a copy.
+That changes nothing: random numbers are those of the first time, what is written in place is a copy, and no `.grad` is
+written. What the losses send back to the outputs of the model is computed as well: code may change gradients and leave
+values as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +40,7 @@ class Entry:
     """One call of a function, with slots in place of what the tape knows."""
 
     run: Callable[..., Any] | None
-    """None stands for the model."""
+    """None stands for the model; its arguments are (args, kwargs, attributes), the last by module and name."""
     given: list[Any]
     """The leaves of its arguments."""
     form: pytree.TreeSpec
@@ -46,6 +50,9 @@ class Entry:
     random_state: calls.RandomState | None
     """What it drew from, if it drew random numbers."""
     autocast: torch.dtype | None
+    of_batch: bool
+    """Whether it is given something of the batch."""
+    records_gradients: bool
     needs: frozenset[int]
     """The slots of its arguments."""
     memory: frozenset[int]
@@ -66,6 +73,29 @@ class Drawing:
     def generator(self) -> torch.Generator:
         """Another generator that draws the same numbers."""
         return torch.Generator(self.device).set_state(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What came of going a path."""
+
+    losses: Tensor
+    drew: bool
+    """Whether random numbers were drawn."""
+    _graph: Tensor
+    _made: Sequence[Tensor]
+
+    def sent_back(self, by: Tensor) -> float:
+        """How large a gradient the losses in a mask send back to what the model put out."""
+        return sent_back(self._graph[by.to(self._graph.device)], self._made)
+
+
+def sent_back(losses: Tensor, outputs: Sequence[Tensor]) -> float:
+    """The norm of the gradient that losses send back to these outputs of a model."""
+    if not outputs or not losses.requires_grad:
+        return 0.0
+    found = torch.autograd.grad(losses.sum(), outputs, retain_graph=True, allow_unused=True)
+    return math.hypot(*(float(g.double().norm()) for g in found if g is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +131,7 @@ class Path:
         others: calls.Change = lambda t: t,
         *,
         in_eval: bool = False,
-    ) -> Tensor:
+    ) -> Gone:
         """The losses, if the batch had had other rows. Nothing that the loop holds is changed.
 
         Args:
@@ -112,10 +142,10 @@ class Path:
         Raises:
             Exception: The loop cannot be repeated; anything may fail in code that is not ours.
         """
-        return self._gone({number: rows(t) for number, t in self._batch.items()}, others, in_eval=in_eval)[0]
+        return self._gone({number: rows(t) for number, t in self._batch.items()}, others, in_eval=in_eval)
 
-    def of(self, batch: Sequence[Tensor]) -> tuple[Tensor, bool]:
-        """The losses of another batch with the model in eval mode, and whether random numbers were drawn for them.
+    def of(self, batch: Sequence[Tensor]) -> Gone:
+        """The losses of another batch with the model in eval mode.
 
         Args:
             batch: Its tensors, in the order of those that the tape was given.
@@ -131,11 +161,9 @@ class Path:
         autocast = any(entry.autocast is not None for entry in self._entries)
         return autocast or any(p.dtype in (torch.float16, torch.bfloat16) for p in self._model.parameters())
 
-    def _gone(
-        self, batch: Mapping[int, Tensor], others: calls.Change = lambda t: t, *, in_eval: bool
-    ) -> tuple[Tensor, bool]:
-        """The losses of these tensors of the batch, and whether random numbers were drawn."""
+    def _gone(self, batch: Mapping[int, Tensor], others: calls.Change = lambda t: t, *, in_eval: bool) -> Gone:
         values: dict[int, Any] = {number: t.clone() for number, t in batch.items()}
+        made: list[Tensor] = []
         drew = False
         writes = any(entry.writes for entry in self._entries)
 
@@ -151,29 +179,56 @@ class Path:
                 values[of.number] = constant.clone() if writes else constant
             return values[of.number]
 
-        model = self._copied() or self._model
+        copied = self._copied()
+        model = copied or self._model
         modes = [(m, m.training) for m in model.modules()]
         now, buffers = calls.random_state(), calls.copied(model.named_buffers())
         try:
             if in_eval:
                 model.eval()
-            with torch.no_grad():
-                for entry in self._entries:
-                    args, kwargs = pytree.tree_unflatten(map(value, entry.given), entry.form)
-                    if entry.random_state is not None:
-                        calls.set_random_state(entry.random_state)
-                    with _precision(entry.autocast, args):
-                        out = (entry.run or model)(*args, **kwargs)
-                    drew |= entry.random_state is not None and calls.drawn_since(entry.random_state)
-                    made = zip(entry.outputs, pytree.tree_leaves(out), strict=True)
-                    values |= {number: one for number, one in made if number is not None}
-            found: Tensor = values[self._losses]
-            return found.detach(), drew
+            for entry in self._entries:
+                args, kwargs = pytree.tree_unflatten(map(value, entry.given), entry.form)
+                if entry.random_state is not None:
+                    calls.set_random_state(entry.random_state)
+                if entry.run is None:
+                    args, kwargs = _prepared(model if copied else None, *args)
+                through = entry.run is not None or (copied is not None and _asks(args, kwargs))
+                with _precision(entry.autocast, args), torch.set_grad_enabled(entry.records_gradients and through):
+                    out = (entry.run or model)(*args, **kwargs)
+                if entry.run is None and entry.of_batch and entry.records_gradients:
+                    out = pytree.tree_map(functools.partial(_watched, made), out)
+                drew |= entry.random_state is not None and calls.drawn_since(entry.random_state)
+                found = zip(entry.outputs, pytree.tree_leaves(out), strict=True)
+                values |= {number: one for number, one in found if number is not None}
+            losses: Tensor = values[self._losses]
+            return Gone(losses.detach(), drew, losses, made)
         finally:
             calls.set_random_state(now)
             calls.put_back(model, buffers)
             for module, mode in modes:
                 module.training = mode
+
+
+def _prepared(copied: nn.Module | None, args: Any, kwargs: Any, attributes: Any) -> tuple[Any, Any]:
+    """The arguments of a call of the model, after its attributes were set."""
+    for (path, name), held in attributes.items():
+        if copied is not None:
+            vars(copied.get_submodule(path))[name] = held
+    return args, kwargs
+
+
+def _asks(args: Any, kwargs: Any) -> bool:
+    """Whether a gradient by the arguments is asked for (adversarial examples)."""
+    return any(t.requires_grad for t in calls.tensors((args, kwargs)))
+
+
+def _watched(made: list[Tensor], out: Any) -> Any:
+    """An output of the model, to which what comes back is known."""
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        return out
+    made.append(out if out.requires_grad else out.detach().requires_grad_())
+    with torch.enable_grad():
+        return made[-1].clone()  # which may be changed in place
 
 
 def _precision(autocast: torch.dtype | None, args: Any) -> contextlib.AbstractContextManager[Any]:

@@ -8,26 +8,29 @@ A `Path` is what of it leads to the losses. It can be gone again with other rows
 random numbers are those of the first time, and what is written in place is a copy.
 
 A tape does not see what leaves torch: NumPy, `tolist`, Python's own numbers. A number that `item()` gave is followed
-while it is handed on as it is. It sees one thread.
+while it is handed on as it is. It sees one thread. Where the numbers of the batch are in memory is followed by a
+`Spread` besides, which sees the kernels: backward passes, `torch.func`, autograd functions of the loop's own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils import _python_dispatch as dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.gradients.proof import calls
-from assay.gradients.proof.path import Drawing, Entry, Path, Sliced, Slot
+from assay.gradients.proof.path import Drawing, Entry, Path, Sliced, Slot, sent_back
+from assay.gradients.proof.spread import Places, Spread, place_of
 
 _DEPTH = 4  # of what holds the tensors of a batch
 _MOST = 100_000  # calls; a loop that does more than that with one batch is not followed to its end
@@ -35,7 +38,6 @@ _TIMES = frozenset(
     ["mul", "mul_", "__rmul__", "multiply", "div", "div_", "__rdiv__", "__rtruediv__", "divide", "true_divide"]
 )
 _ABOUT = frozenset(("__len__", "size", "dim", "ndimension", "numel", "nelement"))  # about a tensor, not its numbers
-_OF_A_SHAPE = frozenset(("rand_like", "randn_like", "randint_like", "empty_like", "new_empty"))  # not of its numbers
 _GRADIENT: Any = Tensor.grad
 _WRITE_UNSEEN = frozenset(("batch_norm", "instance_norm"))  # running statistics, without a new version
 
@@ -60,6 +62,39 @@ def quiet() -> AbstractContextManager[None]:
     return _quiet
 
 
+_Stack = tuple[Callable[[], int], Callable[[], Any], Callable[[Any], None]]
+"""A stack of torch's: its length, and how a mode is taken off and put on."""
+_FUNCTIONS: _Stack = (_len_torch_function_stack, _pop_mode, _push_mode)
+_KERNELS: _Stack = (_len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode)
+
+
+class _Place:
+    """Puts a mode on one of torch's stacks, and takes it off; those that somebody put on it later stay."""
+
+    def __init__(self, mode: Any, stack: _Stack) -> None:
+        self._mode, self._stack = mode, stack
+        self._above = 0  # modes that were put on the stack after this one
+        self._there = False
+
+    def leave(self) -> None:
+        """Take the mode off."""
+        length, pop, push = self._stack
+        above = []
+        while self._there and length() > 0 and (top := pop()) is not self._mode:
+            above.append(top)
+        self._above, self._there = len(above), False
+        for mode in reversed(above):
+            push(mode)
+
+    def enter(self) -> None:
+        """Put it where it was: whoever put one above it will take that one off again."""
+        length, pop, push = self._stack
+        above = [pop() for _ in range(min(self._above, length()))]
+        for mode in (self._mode, *reversed(above)):
+            push(mode)
+        self._there = True
+
+
 @dataclass(slots=True)
 class _Known:
     """What slots stand for, while the loop runs."""
@@ -70,8 +105,6 @@ class _Known:
     constants: dict[int, Tensor] = field(default_factory=dict)
     """Tensors that are not made of the batch, and where they were first used."""
     from_batch: set[int] = field(default_factory=set)
-    of_shapes: set[int] = field(default_factory=set)
-    """Of these, what is made of shapes of the batch alone: random numbers, and what a generator makes of them."""
     count: int = 0
 
     def new(self) -> int:
@@ -87,7 +120,7 @@ class Tape(TorchFunctionMode):
         rows: How many rows a tensor of the batch has.
         model: Calls of it are single entries.
         copied: Gives a copy of the model, for repetitions; None where it cannot be copied.
-        earlier: What was made of earlier batches, which is followed as well.
+        earlier: Where there is something that was made of earlier batches, which is followed as well.
     """
 
     def __init__(
@@ -96,10 +129,12 @@ class Tape(TorchFunctionMode):
         rows: int,
         model: nn.Module,
         copied: Callable[[], nn.Module | None],
-        earlier: Container[Tensor] = (),
+        earlier: Places,
     ) -> None:
         super().__init__()
         self._earlier = earlier
+        self._spread = Spread(earlier, lambda: _quiet.depth > 0)
+        self._places = _Place(self, _FUNCTIONS), _Place(self._spread, _KERNELS)
         self.rows = rows
         self._model, self._copied = model, copied
         self._known, self._entries = _Known(), list[Entry]()
@@ -107,25 +142,37 @@ class Tape(TorchFunctionMode):
         self._batch: dict[int, Tensor] = {}
         for t in with_rows(batch, rows):
             self._batch[self._slot(t, from_batch=True)] = t.detach().clone()
+            self._spread.mark([t])
         self.touched = False
         """Whether anything was done with the numbers of the batch."""
         self.blind = False
         """Whether the model was called, and never with anything that torch made of the batch."""
         self._running, self._hooks = False, list[Any]()
         self._drawing: dict[int, Drawing] = {}  # the generators that a function is given, before it draws
-        self._above = 0  # modes that were put on the stack after this one
-        self._trained = WeakTensorKeyDictionary()  # by a backward pass of the loop's own
+        self._outputs = list[Tensor]()  # of the model
+        self.sent_back = 0.0
+        """How large a gradient the losses send back to what the model put out; known once they are."""
         self.ended = False
         """Whether the losses are known."""
         self._wrote: str | None = None
 
+    def weigh(self, losses: Tensor) -> None:
+        """See what these losses send back, before their graph is used up."""
+        self.sent_back, self._outputs = sent_back(losses, self._outputs), []
+
     def end_path(self) -> None:
-        """The losses are known: from here on only what is written into the model matters."""
+        """The losses are known: from here on only what is written into memory matters."""
         self.ended, self._entries = True, []
 
+    @property
+    def made(self) -> Places:
+        """Where there is something that was made of the batch, whoever made it."""
+        return self._spread.made
+
     def written_into_model(self) -> str | None:
-        """What of the model holds something that the loop made of the batch; None if nothing does."""
-        return self._wrote or next((name for name, t in self._held() if not self._is_constant(t)), None)
+        """What of the model has held something that the loop made of a batch; None if nothing has."""
+        self._wrote = self._wrote or next((name for name, t in self._held() if self._spread.holds(t)), None)
+        return self._wrote
 
     def _held(self) -> Iterator[tuple[str, Tensor]]:
         for name, p in self._model.named_parameters():
@@ -144,18 +191,18 @@ class Tape(TorchFunctionMode):
         """Begin to listen."""
         # functions and not methods: a copy of the model has these hooks as well, and must not copy this object
         model = self._model
-        begun: list[tuple[Any, Any, calls.RandomState]] = []
+        begun: list[tuple[Any, calls.RandomState]] = []
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
             if module is model and self._running:
                 self._leave()
-                begun.append((args, kwargs, calls.random_state()))
+                begun.append(((args, kwargs, self._attributes()), calls.random_state()))
 
         def end(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             if module is model and begun:
-                args, kwargs, state = begun.pop()
+                given, state = begun.pop()
                 if not begun and self._running:
-                    self._note_call(args, kwargs, output, state)
+                    self._note_call(given, output, state)
                     self._enter()
 
         self._hooks = [
@@ -174,19 +221,14 @@ class Tape(TorchFunctionMode):
             self._leave()
 
     def _leave(self) -> None:
-        """Take this mode off the stack; those that were put on it later stay."""
-        above = []
-        while _len_torch_function_stack() > 0 and (top := _pop_mode()) is not self:
-            above.append(top)
-        self._above = len(above)
-        for mode in reversed(above):
-            _push_mode(mode)
+        """Take the modes off their stacks."""
+        for place in self._places:
+            place.leave()
 
     def _enter(self) -> None:
-        """Put this mode on the stack, where it was: whoever put one above it will take that one off again."""
-        above = [_pop_mode() for _ in range(min(self._above, _len_torch_function_stack()))]
-        for mode in (self, *reversed(above)):
-            _push_mode(mode)
+        """Put them where they were; once the losses are known, nobody will repeat what is done."""
+        for place in self._places[self.ended :]:
+            place.enter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and note the call."""
@@ -203,29 +245,41 @@ class Tape(TorchFunctionMode):
         self._drawing = {id(g): Drawing(g.get_state(), g.device) for g in generators}
         # somebody's own kind of tensor need not know what we ask of it
         with torch._C.DisableTorchFunctionSubclass():
-            state, versions = None if self.ended else calls.random_state(), [_version(t) for t in given]
+            state, versions = calls.random_state(), [_version(t) for t in given]
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
             if getattr(func, "__name__", "") in _WRITE_UNSEEN:
                 written = given
-            self._note(func, args, kwargs, out, state if state and calls.drawn_since(state) else None, written)
+            self._note(func, args, kwargs, out, state if calls.drawn_since(state) else None, written)
         self._drawing = {}
         return out
 
-    def _note_call(self, args: Any, kwargs: Any, output: Any, state: calls.RandomState) -> None:
+    def _attributes(self) -> dict[tuple[str, str], Any]:
+        """What modules of the model hold that was made of a batch: by module and name. It is given to a call, too."""
+        made = ((path, name, v) for path, m in self._model.named_modules() for name, v in vars(m).items())
+        return {
+            (path, name): v
+            for path, name, v in made
+            if (isinstance(v, Tensor) and self._spread.holds(v)) or (type(v) is float and id(v) in self._known.floats)
+        }
+
+    def _note_call(self, given: Any, output: Any, state: calls.RandomState) -> None:
         """Note a call of the model."""
-        seen = any(not self._is_constant(t) for t in calls.tensors((args, kwargs)))
+        self.written_into_model()  # weights that are put back later have made losses by then
+        if any(map(self._spread.holds, calls.tensors(given))):
+            self._spread.mark(calls.tensors(output))
+        seen = any(not self._is_constant(t) for t in calls.tensors(given))
+        if seen:
+            self._outputs += [t for t in calls.tensors(output) if t.requires_grad]
         first = not any(entry.run is None for entry in self._entries)
         self.blind = not seen and (first or self.blind)
-        self._note(None, args, kwargs, output, state)
+        self._note(None, given, {}, output, state)
 
-    def _slot(self, t: Tensor, *, from_batch: bool, of_shapes: bool = False) -> int:
+    def _slot(self, t: Tensor, *, from_batch: bool) -> int:
         number = self._known.slots[t] = self._known.new()
         if from_batch:
             self._known.from_batch.add(number)
-        if of_shapes:
-            self._known.of_shapes.add(number)
         return number
 
     def _is_constant(self, t: Tensor) -> bool:
@@ -246,8 +300,8 @@ class Tape(TorchFunctionMode):
         for a in used:
             if isinstance(a, Tensor) and a not in known.slots and a in self._earlier:
                 known.constants[self._slot(a, from_batch=True)] = a
-        if run == _GRADIENT.__get__ and known.slots.get(used[0]) in known.constants:
-            return  # of what was there before the batch; a repetition would find none
+        if self._is_gradient_of_constants(run, args, kwargs):
+            return  # a repetition would find none
         depends = any(
             (isinstance(a, Tensor) and not self._is_constant(a)) or (type(a) is float and id(a) in known.floats)
             for a in used
@@ -255,22 +309,13 @@ class Tape(TorchFunctionMode):
         name = getattr(run, "__name__", "")
         self.touched |= depends and name not in _ABOUT and (name != "__get__" or bool(calls.tensors(out)))
         views = any(isinstance(t, Tensor) and t._base is not None for t in flat)
-        of_shapes = depends and self._of_shapes(name, used)
-        if depends:
-            self._see_writes(written)
-            if self._trains(run, args, kwargs, out, of_shapes=of_shapes):
-                return
-        if self.ended:
-            if depends:
-                self._keep(calls.tensors(out), written, of_shapes=of_shapes)
-            return
         if not depends and not views and run is not None:
             return
         stored = list(map(self._stored, given))
-        outputs = [self._made(value, depends=depends, of_shapes=of_shapes) for value in flat]
+        outputs = [self._made(value, depends=depends) for value in flat]
         if depends:
             for t in written:
-                self._mark(t, of_shapes=of_shapes)
+                self._mark(t)
         if not written and all(o is None for o in outputs):
             return
         self._entries.append(
@@ -281,53 +326,30 @@ class Tape(TorchFunctionMode):
                 outputs,
                 state,
                 _autocast(),
+                depends,
+                torch.is_grad_enabled(),
                 needs=frozenset(v.number for v in _ends(stored) if isinstance(v, Slot)),
-                memory=frozenset(_memory(t) for t in (*used, *flat) if isinstance(t, Tensor)),
-                writes=frozenset(map(_memory, written)),
+                memory=frozenset(place_of(t) for t in (*used, *flat) if isinstance(t, Tensor)),
+                writes=frozenset(map(place_of, written)),
                 factors=[(name, float(a)) for a in args if name in _TIMES and isinstance(a, int | float)],
             )
         )
 
-    def _see_writes(self, written: Sequence[Tensor]) -> None:
-        if written and self._wrote is None:
-            places = frozenset(map(_memory, written))
-            self._wrote = next((name for name, t in self._held() if _memory(t) in places), None)
-
-    def _keep(self, made: Iterable[Tensor], written: Iterable[Tensor], *, of_shapes: bool) -> None:
-        """Know what is made of the batch when the losses are known: it must not enter those of a later one."""
-        for t in made:
-            self._slot(t, from_batch=True, of_shapes=of_shapes)
-        for t in written:
-            self._mark(t, of_shapes=of_shapes)
-
-    def _of_shapes(self, name: str, used: Sequence[Any]) -> bool:
-        """Whether what a function makes of the batch depends on nothing but shapes."""
-        if any(type(a) is float and id(a) in self._known.floats for a in used):
-            return False
-        made = [self._known.slots[a] for a in used if isinstance(a, Tensor) and not self._is_constant(a)]
-        return self._known.of_shapes.issuperset(made[1:] if name in _OF_A_SHAPE else made)
-
-    def _trains(self, run: Any, args: Any, kwargs: Any, out: Any, *, of_shapes: bool) -> bool:
-        """Whether this is a backward pass of the loop's own. What it reaches beside the model will be of the batch."""
-        if run is Tensor.backward:
-            reached = leaves_of(calls.tensors((args, kwargs)))
+    def _is_gradient_of_constants(self, run: Any, args: Any, kwargs: Any) -> bool:
+        """Whether this takes a gradient by what was there before the batch."""
+        if run == _GRADIENT.__get__:
+            of = args[:1]
         elif run is torch.autograd.grad:
-            reached = calls.tensors(args[1] if len(args) > 1 else kwargs["inputs"])
-            slots, there = self._known.slots, self._known.constants
-            if not all(t not in slots or slots[t] in there for t in reached):  # a gradient of the records themselves
-                return False
+            of = calls.tensors(args[1] if len(args) > 1 else kwargs["inputs"])
         else:
             return False
-        own = {id(p) for p in self._model.parameters()}
-        for t in (*reached, *calls.tensors(out)):
-            if id(t) not in own and not of_shapes:
-                self._trained[t] = True
-        return True
+        slots, there = self._known.slots, self._known.constants
+        return all(self._is_constant(t) or slots[t] in there for t in of)
 
-    def _made(self, value: Any, *, depends: bool, of_shapes: bool) -> int | None:
+    def _made(self, value: Any, *, depends: bool) -> int | None:
         """The slot of what a function returned."""
         if isinstance(value, Tensor):
-            return self._slot(value, from_batch=depends, of_shapes=of_shapes)
+            return self._slot(value, from_batch=depends)
         if type(value) is not float or not depends:
             return None
         number = self._known.new()
@@ -335,15 +357,13 @@ class Tape(TorchFunctionMode):
         self._known.from_batch.add(number)
         return number
 
-    def _mark(self, t: Tensor, *, of_shapes: bool) -> None:
+    def _mark(self, t: Tensor) -> None:
         """What is written with something of the batch, and what it is a view of, is made of the batch from here on."""
         for one in (t, t._base):
             if one is not None:
                 if one not in self._known.slots:
                     self._stored(one)
                 self._known.from_batch.add(self._known.slots[one])
-                if not of_shapes:
-                    self._known.of_shapes.discard(self._known.slots[one])
 
     def _stored(self, value: Any) -> Any:
         known = self._known
@@ -362,13 +382,6 @@ class Tape(TorchFunctionMode):
         """Whether this tensor was made of the batch, as far as torch shows."""
         return self._left >= 0 and not self._is_constant(t)
 
-    def kept(self) -> Iterator[Tensor]:
-        """What was made of the batch and is still there, for the next tape to know."""
-        yield from self._trained
-        for t, number in self._known.slots.items():
-            if number in self._known.from_batch and number not in self._known.of_shapes:
-                yield t
-
     def path_to(self, losses: Tensor) -> Path:
         """What these losses are made by; they must be made of the batch."""
         needed, memory = {self._known.slots[losses]}, set[int]()
@@ -381,20 +394,6 @@ class Tape(TorchFunctionMode):
             taken.append(entry)
         slot, constants = self._known.slots[losses], self._known.constants
         return Path(slot, taken[::-1], self._batch, constants, self._model, self._copied)
-
-
-def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The leaves that the graphs of these tensors end with."""
-    todo: list[Any] = [t.grad_fn for t in tensors if t.grad_fn is not None]
-    seen, found = set[Any](todo), list[Tensor]()
-    while todo:
-        node = todo.pop()
-        if type(node).__name__ == "AccumulateGrad":
-            found.append(node.variable)
-        new = {parent for parent, _ in node.next_functions if parent is not None} - seen
-        seen |= new
-        todo += new
-    return found
 
 
 def with_rows(batch: Any, rows: int) -> list[Tensor]:
@@ -422,11 +421,6 @@ def _ends(values: Iterable[Any]) -> Iterator[Any]:
             yield from value.ends
         else:
             yield value
-
-
-def _memory(t: Tensor) -> int:
-    """Where a tensor's numbers are."""
-    return t.untyped_storage()._cdata if t.layout is torch.strided else id(t)
 
 
 def _version(t: Tensor) -> int:
