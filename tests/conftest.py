@@ -4,6 +4,7 @@ The command, run in this process; the noise that was added.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import subprocess
@@ -37,6 +38,7 @@ def _use_a_cache_of_its_own():
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
+gc.disable()  # until all tests are collected: nothing of that is garbage
 _use_a_cache_of_its_own()
 _use_no_broken_tiles()  # oneDNN reads the setting once, when torch is first used
 
@@ -45,6 +47,12 @@ from assay.mechanisms.gaussian import Gaussian  # noqa: E402
 
 settings.register_profile("assay", deadline=None, derandomize=True)
 settings.load_profile("assay")
+
+
+def pytest_collection_finish():
+    """Modules and tests stay to the end: no later search for garbage goes through them again."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture
