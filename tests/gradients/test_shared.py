@@ -384,3 +384,92 @@ def test_convolution_by_patches(dims: int, side: int) -> None:
     """Windows that touch without overlap, and a margin that no window covers."""
     agree(nn.Sequential(getattr(nn, f"Conv{dims}d")(2, 40, 2, stride=2), nn.Tanh()), torch.randn(3, 2, *[side] * dims))
     agree(nn.Sequential(getattr(nn, f"Conv{dims}d")(3, 60, 4, stride=4), nn.Tanh()), torch.randn(3, 3, *[5] * dims))
+
+
+class Adapted(nn.Module):
+    """Calls a layer with weights that it computes from several parameters, as hypernetworks and adapters do."""
+
+    def __init__(self, layer: nn.Module, *, scale: bool = False) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, nn.Parameter(torch.rand(())) if scale else None
+        shape = layer.get_parameter("weight").shape
+        self.a, self.b = nn.Parameter(torch.randn(shape[0], 2)), nn.Parameter(torch.randn(2, shape[1:].numel()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight: Any = self.layer.weight
+        made = weight * (1 if self.scale is None else self.scale) + (self.a @ self.b).view(weight.shape)
+        out: Tensor = torch.func.functional_call(self.layer, {"weight": made}, (x,))
+        return out + self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(5, 4), (6, 5)),
+        (nn.Linear(5, 4), (6, 3, 5)),
+        (nn.Conv1d(3, 4, 2, bias=False), (6, 3, 5)),
+        (nn.Conv2d(2, 3, 3, padding=1), (5, 2, 4, 4)),
+    ],
+)
+@pytest.mark.parametrize("scale", [False, True])
+def test_a_layer_called_with_computed_weights(layer: nn.Module, shape: tuple[int, ...], scale: bool) -> None:
+    agree(nn.Sequential(Adapted(layer, scale=scale), nn.Tanh()), torch.randn(shape))
+
+
+def test_an_embedding_called_with_computed_weights() -> None:
+    agree(nn.Sequential(Adapted(nn.Embedding(7, 3)), nn.Linear(3, 2)), torch.randint(0, 7, (6, 4)))
+
+
+def test_recurrent_layers_called_with_computed_weights_are_refused_by_name() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.s = nn.GRU(3, 3, batch_first=True), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = {"weight_ih_l0": self.gru.weight_ih_l0 * self.s}
+            out: Tensor = torch.func.functional_call(self.gru, weight, (x,))[0]
+            return out
+
+    model = Scaled()
+    Engine(model)
+    with pytest.raises(UnsupportedModelError, match=r"gru \(GRU\) is called with other weights than its own"):
+        model(torch.randn(4, 2, 3))
+
+
+class Transformed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.vmap(self.map)(x)
+        return out
+
+
+def test_calls_within_torch_func_are_refused_by_name() -> None:
+    model = Transformed()
+    Engine(model)
+    with pytest.raises(UnsupportedModelError, match=r"map \(Linear\) is called within a function that torch.func"):
+        model(torch.randn(4, 3))
+    with pytest.raises(UnsupportedModelError, match=r"the model \(Transformed\) is called within a function"):
+        torch.vmap(model)(torch.randn(4, 2, 3))
+
+
+class Positions(nn.Module):
+    """As many positions as records on the first batch, which takes them for what they are."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.table, self.map, self.last = how, nn.Embedding(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+        self.register_buffer("waves", torch.randn(4, 5).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.table(torch.arange(4)) if self.how == "a table" else self.map(self.waves[: x.shape[1]])
+        out: Tensor = self.last((x + made + 0 * (self.map(x) + self.table.weight)).tanh())
+        return out
+
+
+@pytest.mark.parametrize("how", ["a table", "a constant"])
+def test_as_many_positions_as_records_on_the_first_batch(how: str) -> None:
+    agree(Positions(how), torch.randn(4, 4, 5))

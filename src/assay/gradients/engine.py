@@ -365,9 +365,12 @@ class Engine:
 
     def _run_taped(self, unit: Unit[TapeRule], *args: Any, rows: bool = False, **kwargs: Any) -> Tensor:
         (x,) = args if len(args) == 1 else (*args, *kwargs.values())
-        if self._tracing is not None and not rows and self._tracing.is_constant(unit, x):
-            out: Tensor = self._tracing.on_constant(unit, x)
-            return out
+        if self._tracing is not None and not rows:
+            if self._tracing.is_called_with_others(unit):
+                return unit.rule.forward(unit.module, unit.module._parameters, x)
+            if self._tracing.is_constant(unit, x):
+                out: Tensor = self._tracing.on_constant(unit, x)
+                return out
         out = self._forward(unit, x)
         shape = out.shape
         # An in-place activation on a view rewrites the history of its base: record there, not on the view.
@@ -477,6 +480,8 @@ class Engine:
 
     def _run_recurrent(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
         check_rows(unit.path, args)
+        if self._tracing is not None:
+            self._tracing.is_called_with_others(unit)
         module = unit.module
         assert isinstance(module, nn.RNNBase)
         source = torch.Tensor.detach if self._inspector.proven else self._stand_in
@@ -492,6 +497,8 @@ class Engine:
 
     def _run_expanded(self, unit: Unit[ExpandRule], *args: Any, **kwargs: Any) -> Any:
         check_rows(unit.path, args)
+        if self._tracing is not None and not isinstance(unit.rule, PerRecordCall):
+            self._tracing.is_called_with_others(unit)
         rule, module = unit.rule, unit.module
         records = rule.records(module, args, kwargs)
         own = dict(module.named_parameters()) if isinstance(rule, PerRecordCall) else dict(module._parameters)

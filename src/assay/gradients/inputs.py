@@ -139,7 +139,10 @@ class Inputs:
             return x.dim() == 0
         rows = x.shape[0]
         if rows == self.records:  # labels of the records, or as many positions as there are records
-            if x.is_floating_point() or (x.dim() == 1 and rows < _COUNTS_UP):
+            made = self._marks and self.is_made(x)
+            if self.is_fixed(x):
+                return self._marks
+            if x.is_floating_point() or (x.dim() == 1 and rows < _COUNTS_UP and not made):
                 return False
             if x.dim() == 1:
                 return torch.equal(x, torch.arange(rows, device=x.device))

@@ -35,7 +35,7 @@ Expand = Callable[..., Any]
 
 
 def real(parameter: Any) -> Any:
-    """The parameter that a shared tensor stands for."""
+    """The parameter that a shared tensor stands for; None for one that was computed."""
     return parameter.parameter if type(parameter) is Shared else parameter
 
 
@@ -77,6 +77,7 @@ class Tracing:
         ]
         self._layers += [holder for traced in units.traced for holder in traced.holders]
         self._every = self._layers
+        self._own = dict(model.named_parameters())
         self._compiled = compat.compiled(model)
         self._stack: ExitStack | None = None
         self._hooks = self._hooked(model)
@@ -189,6 +190,23 @@ class Tracing:
                 "does not cover: expand the tensor to all records, or freeze the layer (requires_grad_(False))"
             )
         return found
+
+    def is_called_with_others(self, unit: Unit[Any]) -> bool:
+        """Whether a layer is called with something else in place of its parameters (`torch.func.functional_call`).
+
+        Raises:
+            UnsupportedModelError: It is, and its rule has no way for that.
+        """
+        held = unit.module._parameters
+        if self.whole or all(real(held.get(n)) is self._own[c] for n, c in unit.names.items() if n in held):
+            return False
+        if not is_ordinary(unit.rule) or isinstance(unit.module, nn.EmbeddingBag):
+            raise UnsupportedModelError(
+                f"{unit.path} ({type(unit.module).__name__}) is called with other weights than its own "
+                "(torch.func.functional_call), which gives no gradient for each record: call it as it is, or compute "
+                "with torch.nn.functional in the module that makes the weights"
+            )
+        return True
 
     def on_constant(self, unit: Unit[TapeRule], x: Tensor) -> Any:
         """Call a layer on what all records share: the result is shared."""

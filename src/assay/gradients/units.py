@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from assay.errors import UnsupportedModelError
+from assay.gradients.proof import calls
 from assay.gradients.rules import attention, recurrent
 from assay.gradients.rules.fallback import PerRecordCall
 from assay.gradients.rules.layers import ExpandRule, Rules, TapeRule, rule_for
@@ -181,6 +182,7 @@ class Forwards:
                 return type(module).forward(module, *args, **kwargs)
             if inside or self.suspended or not torch.is_grad_enabled():
                 return plain(*args, **kwargs)
+            calls.check_untransformed(module, self._model)
             inside = True
             try:
                 return run(*args, **kwargs)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from assay.errors import UnsupportedModelError
 from assay.gradients.proof.rows import Rows, opened
 
 RandomState = list[Tensor]
@@ -109,6 +110,21 @@ class Answer:
     outputs: list[Tensor]
     buffers: Mapping[str, Tensor]
     drew: bool
+
+
+def check_untransformed(module: nn.Module, model: nn.Module) -> None:
+    """Refuse a call of a module of this model within a function that torch.func transforms.
+
+    Raises:
+        UnsupportedModelError: It is one; the message names the module.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        path = next((path for path, other in model.named_modules() if other is module), "")
+        raise UnsupportedModelError(
+            f"{path or 'the model'} ({type(module).__name__}) is called within a function that torch.func transforms "
+            "(vmap, grad, jacrev), where no gradient for each record can be seen: call it on the whole batch. Layers "
+            "take any number of dimensions after the first"
+        )
 
 
 def copied(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

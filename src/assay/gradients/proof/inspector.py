@@ -109,6 +109,7 @@ class Inspector:
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
             if module is model and not self.within and torch.is_grad_enabled():
+                calls.check_untransformed(module, model)
                 self._begin(args, kwargs)
 
         def end(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:

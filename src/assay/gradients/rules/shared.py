@@ -64,7 +64,7 @@ class Shared(Tensor):
     sources: tuple[Source, ...]
     tracer: Tracer
     parameter: Any
-    """The parameter itself, if this is one."""
+    """The parameter itself, if this is one; None for what was computed."""
 
     @classmethod
     def __torch_function__(
@@ -160,7 +160,7 @@ class Tracer:
     def shared(self, value: Tensor, sources: tuple[Source, ...]) -> Shared:
         """A shared tensor with this value; without sources, a constant."""
         made = value.as_subclass(Shared)
-        made.value, made.sources, made.tracer = value, sources, self
+        made.value, made.sources, made.tracer, made.parameter = value, sources, self, None
         return made
 
     def parameter(self, name: str, parameter: nn.Parameter, owner: nn.Module | None) -> Shared:
@@ -350,6 +350,8 @@ def installed(tracer: Tracer, holders: Sequence[Holder], owner: nn.Module | None
             parameter = held[name]
             kept.append((held, name, parameter))
             parameter = cast(nn.Parameter, getattr(parameter, "parameter", parameter))  # shared while the model runs
+            if not isinstance(parameter, nn.Parameter):  # somebody has put something else there (functional_call)
+                continue
             if id(parameter) not in made:
                 made[id(parameter)] = tracer.parameter(canonical, parameter, owner)
             held[name] = made[id(parameter)]
