@@ -68,6 +68,11 @@ ZOO: tuple[Mutant, ...] = (
         ("inner products summed one number after the other", "summed in blocks", ""),
     ),
     *_each(
+        "what a record adds to a sum",
+        "test_one_step.py::test_a_sum_of_many_losses_that_rounding_moves",
+        ("the released loss is a sum in float32", "a sum of whole numbers", "SumsInFloat32"),
+    ),
+    *_each(
         "the norm of what a record adds",
         "test_one_step.py::test_products_of_rounded_factors",
         ("sums of factors that are rounded to bf16 after norms were taken", "products of float32", ""),

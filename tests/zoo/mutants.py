@@ -32,6 +32,7 @@ from assay.randomness.generators import Hashed
 from assay.randomness.streams import Blocks, OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.training import estimating
+from assay.training.meter import MeanLoss
 from assay.training.step import PrivateStep
 
 # --- clipping ---
@@ -674,3 +675,12 @@ class FittedToRecords(Finished):
     def extract(self, x: Tensor) -> Tensor:
         computed = self.then.extract(x)
         return self.last.map_for(lambda _: computed, tuple(x.shape[1:]))(computed)
+
+
+class SumsInFloat32(MeanLoss):
+    """Adds up losses in float32, whose sums are rounded the more the larger they are."""
+
+    sensitivity = 3.0
+
+    def measure(self, losses, norms):
+        return losses.clamp(0.0, self.bound).sum()

@@ -24,6 +24,7 @@ from assay.mechanisms.spectral import Spectral
 from assay.methods.chain import Chain
 from assay.methods.encode.mean import ClippedMean
 from assay.randomness.streams import Seeded
+from assay.training.meter import MeanLoss
 
 from . import mutants
 
@@ -228,3 +229,16 @@ def test_a_bound_so_small_that_norms_underflow(bound):
             clipped = grads.weighted_sum(weights * record[:, None], [0])["weight"]
             assert float(clipped.double().norm()) <= bound
     engine.detach()
+
+
+@pytest.mark.parametrize("kind", [mutants.SumsInFloat32, MeanLoss])
+def test_a_sum_of_many_losses_that_rounding_moves(kind):
+    """The released loss has noise for what one record adds to a sum, and not for how the sum is rounded without it."""
+    meter, furthest = kind(), 0.0
+    losses = 3 * torch.rand(300_000, generator=torch.Generator().manual_seed(0))
+    losses[::1000] = 3.0
+    whole = meter.measure(losses, losses).double()
+    for record in range(0, 300_000, 15_000):
+        without = torch.cat([losses[:record], losses[record + 1 :]])
+        furthest = max(furthest, float(whole - meter.measure(without, without)) / meter.sensitivity)
+    assert furthest > 1.01 if kind is mutants.SumsInFloat32 else furthest == 1

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+
+_LEVELS = 1 << 20
+"""In how many whole parts of the bound a loss is counted. Sums of whole numbers are exact; those of float32 would let
+one record of a million move a sum by a sixth more than the bound."""
 
 
 class MeanLoss:
@@ -24,16 +29,17 @@ class MeanLoss:
 
     @property
     def sensitivity(self) -> float:
-        """The bound."""
-        return self.bound
+        """The bound, in the units of `measure`."""
+        return _LEVELS
 
     def measure(self, losses: Tensor, norms: Tensor) -> Tensor:  # noqa: ARG002
-        """The sum of the losses, each clamped to [0, bound]; NaN counts as the bound."""
-        return losses.detach().float().nan_to_num(nan=self.bound).clamp(0.0, self.bound).sum()
+        """The sum of the losses, each clamped to [0, bound] and rounded to whole parts; NaN counts as the bound."""
+        shares = losses.detach().float().nan_to_num(nan=self.bound).clamp(0.0, self.bound) / self.bound
+        return shares.mul(_LEVELS).round().to(torch.int64).sum()
 
     def receive(self, noisy: float, expected_size: float) -> None:
         """Add one step's average."""
-        self.last = noisy / expected_size
+        self.last = noisy * self.bound / _LEVELS / expected_size
         self._sum += self.last
         self._steps += 1
 
