@@ -3,7 +3,9 @@ would have.
 """
 
 import json
+import os
 import signal
+import threading
 import time
 
 TRAIN = (
@@ -23,10 +25,10 @@ TRAIN = (
 )
 
 
-def wait_for(condition, child, seconds=90):
+def wait_for(condition, child=None, seconds=90):
     end = time.monotonic() + seconds
     while not condition():
-        assert child.poll() is None, child.communicate()
+        assert child is None or child.poll() is None, child.communicate()
         assert time.monotonic() < end
         time.sleep(0.005)
 
@@ -86,10 +88,16 @@ def test_an_unseeded_run_keeps_its_ceiling_and_pays_for_what_was_lost(process, a
         assert code == 3
 
 
-def test_sigterm_stops_in_order(process, tmp_path):
-    child = process(*TRAIN, "--epochs", 300, "--out", "run")
-    wait_for((tmp_path / "run/checkpoint.safetensors").exists, child)
-    child.send_signal(signal.SIGTERM)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 1
-    assert "assay resume run" in err
+def test_sigterm_stops_in_order(assay, tmp_path):
+    run = tmp_path / "run"
+
+    def stop():
+        wait_for((run / "checkpoint.safetensors").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    code, _, err = assay(*TRAIN, "--epochs", 300, "--out", run)
+    thread.join()
+    assert code == 1
+    assert f"assay resume {run}" in err

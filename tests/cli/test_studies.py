@@ -39,17 +39,23 @@ def files(study):
     return {path: path.stat().st_mtime_ns for path in study.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished study and what the command said, made once."""
-    study = tmp_path_factory.mktemp("studies") / "s"
+def said(folder, *words):
+    """What a command that a module needs once said, and its notes."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["assay", *GRID, "--epochs", "2", "--out", str(study), "--json"])
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["assay", *map(str, words)])
         with pytest.raises(SystemExit) as end:
             main()
     assert not end.value.code, err.getvalue()
-    return study, out.getvalue(), err.getvalue()
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished study and what the command said, made once."""
+    folder = tmp_path_factory.mktemp("studies")
+    return folder / "s", *said(folder, *GRID, "--epochs", 2, "--out", folder / "s", "--json")
 
 
 def test_a_study_is_a_grid_of_ordinary_runs(assay, tmp_path, finished):
@@ -173,9 +179,21 @@ PARTS = (
 )
 
 
-def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay, tmp_path, monkeypatch):
-    (tmp_path / "experiments/p").mkdir(parents=True)
-    (tmp_path / "experiments/p/t.toml").write_text(PARTS)
+ONE = ("--only", "model=LeNet, ε 3", "--only", "method=DP-SGD", "--seeds", 1)
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory):
+    """A folder in which one run of a table was measured, and what the command said, made once."""
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "experiments/p").mkdir(parents=True)
+    (folder / "experiments/p/t.toml").write_text(PARTS)
+    return folder, *said(folder, "reproduce", "p/t", *ONE)
+
+
+def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay, tmp_path, monkeypatch, part):
+    folder, out, err = part
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     kept = tmp_path / "experiments/p/t.json"
 
@@ -187,7 +205,6 @@ def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay,
     def measured():
         return {(*cell["labels"], cell["seed"]): cell for cell in json.loads(kept.read_text())["cells"]}
 
-    out, err = reproduce("--only", "model=LeNet, ε 3", "--only", "method=DP-SGD", "--seeds", 1)
     assert "1 runs, 0 done" in err
     assert set(first := measured()) == {("LeNet, ε 3", "DP-SGD", 0)}
     assert "| LeNet, ε 2 | LS | – | – | – | 0 |" in out, "what is not measured is there and says so"
@@ -200,17 +217,19 @@ def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay,
     shutil.rmtree(tmp_path / "runs")  # a fresh clone
     data = json.loads(kept.read_text())
     data["cells"][0]["seconds"] = 1e6
+    ls = data["cells"][0]
+    ls = ls | {"labels": ["LeNet, ε 2", "LS"], "settings": ls["settings"] | {"method": "lssgd"}}
+    data["cells"] += [ls]
     data["cells"] += [data["cells"][0] | {"labels": ["gone", "LS"]}]
     data["cells"] += [data["cells"][0] | {"seed": 1, "settings": {"epochs": 99}}]
     kept.write_text(json.dumps(data | {"date": "2001-01-01"}))
-    out, err = reproduce("--only", "model=LeNet, ε 2", "--seeds", 1, "--workers", 2)
+    out, err = reproduce("--only", "model=LeNet, ε 2", "--only", "method=DP-SGD", "--seeds", 1)
     assert "Commands: `assay reproduce p/t --only 'model=LeNet, ε 2' --seeds 1`, `assay" in out
     assert {**measured(), **first} == measured(), "what only the results had is still there"
     assert len(measured()) == 3, "but neither a label that is gone nor a run with other settings"
     assert measured()["LeNet, ε 2", "DP-SGD", 0]["seconds"] < 1e6, "and what was measured now takes its place"
     data = json.loads(kept.read_text())
     assert data["date"] > "2001-01-01"
-    ls = next(cell for cell in data["cells"] if cell["labels"] == ["LeNet, ε 2", "LS"])
     data["cells"] += [cell | {"seed": 1} for cell in data["cells"]]
     data["cells"] += [ls | {"labels": ["LeNet, ε 3", "LS"], "settings": ls["settings"] | {"epsilon": 3.0}}]
     kept.write_text(json.dumps(data))
@@ -227,7 +246,7 @@ def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay,
     assert (out.count("| LeNet, ε 3 |"), out.count("| 1 |\n")) == (2, 2)
     assert "| LeNet, ε 2 |" not in out
     assert "Command: `assay reproduce p/t --only 'model=LeNet, ε 3' --seeds 1`." in out
-    reproduce("--only", "method=DP-SGD", "--only", "model=LeNet, ε 3", "--seeds", 1)
+    reproduce(*ONE)
     assert len(list((tmp_path / "runs").rglob("record.json"))) == 2, "without --missing all that is asked is run here"
 
 
@@ -256,30 +275,25 @@ def test_a_part_that_a_table_does_not_have_is_refused_before_anything_is_trained
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_that_another_table_has_finished_is_copied_not_trained(assay, tmp_path, monkeypatch):
-    (tmp_path / "experiments/p").mkdir(parents=True)
-    shared = {"data": '"digits"', "model": '"logistic"', "epochs": "1"}
-
-    def table(name, order, axis):
-        settings = "".join(f"{key} = {shared[key]}\n" for key in order)
-        text = f'title = "T"\nseeds = [0]\n[train]\n{settings}{axis}[small]\nseeds = [0]\n'
-        (tmp_path / f"experiments/p/{name}.toml").write_text(text)
-
-    table("one", shared, "[axis.epsilon.two]\nepsilon = 2.0\n")
-    table("other", reversed(shared), '[axis."at ε"."2"]\nepsilon = 2.0\n')
+def test_a_run_that_another_table_has_finished_is_copied_not_trained(assay, tmp_path, monkeypatch, part):
+    shutil.copytree(part[0], tmp_path, dirs_exist_ok=True)
+    text = (
+        'title = "T"\nseeds = [0]\n[train]\nmethod = "dpsgd"\nepochs = 1\nmodel = "logistic"\ndata = "digits"\n'
+        '[axis."at ε"."3"]\nepsilon = 3.0\n[small]\nseeds = [0]\n'
+    )
+    (tmp_path / "experiments/p/other.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert assay("reproduce", "p/one", "--workers", 1)[0] == 0
-    source = tmp_path / "runs/p/one/two/seed0"
+    (source,) = (record.parent for record in (tmp_path / "runs/p/t").rglob("record.json"))
     before = files(source)
     code, out, err = assay("reproduce", "p/other", "--workers", 1)
     assert code == 0, err
-    assert "[1/1] taken from p/one: 2, seed 0: accuracy" in err
+    assert "[1/1] taken from p/t: 3, seed 0: accuracy" in err
     assert "started" not in err
-    copy = tmp_path / "runs/p/other/2/seed0"
+    copy = tmp_path / "runs/p/other/3/seed0"
     assert {path.name: path.read_bytes() for path in source.iterdir()} == {
         p.name: p.read_bytes() for p in copy.iterdir()
     }
-    assert not any(b"p/one" in path.read_bytes() for path in copy.iterdir()), "no file says that it is elsewhere"
+    assert not any(b"p/t" in path.read_bytes() for path in copy.iterdir()), "no file says that it is elsewhere"
     assert files(source) == before
     assert assay("show", copy)[0] == 0
     assert out.count("| 1 |\n") == 1
