@@ -252,6 +252,12 @@ ZOO: tuple[Mutant, ...] = (
         ("a hook on every module, from some step on", "by a constant", ""),
     ),
     *_each(
+        "refused from then on",
+        "test_loops.py::test_a_refusal_that_the_loop_catches",
+        ("a loop that catches what is said about its data set, and goes on", "an error of its own", ""),
+        ("a loop that catches what is said about its weights, and goes on", "an error of its own", ""),
+    ),
+    *_each(
         "refused on the first batches",
         "test_loops.py::test_batches_of_another_step_are_records_of_an_earlier_batch",
         ("a loop that scales losses by the batch of another step", "each step has its own", ""),
@@ -340,8 +346,8 @@ ZOO: tuple[Mutant, ...] = (
         ("batch statistics of an input that is not a tensor", "a tensor, no statistics", "Opaque"),
         ("batch statistics behind an output that is not a tensor", "a tensor, no statistics", "Opaque"),
         ("an argument that all records share, later", "one for each record", "share"),
-        ("rows folded into the batch, records in turn", "a record's rows together", "Folded"),
-        ("rows folded into the batch, shifted by one", "not shifted", "Shifted"),
+        ("rows folded into the batch, with the row before added", "each row alone", "Folded"),
+        ("rows folded into the batch, shifted by one", "shifted, and shifted back", "Shifted"),
         ("a parameter times the mean of the batch", "times each record", "Token"),
         ("a loss divided by the size of its batch", "by a constant", "Averaged"),
         ("a trained tensor outside the model", "a constant", "Outside"),

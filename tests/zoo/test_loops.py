@@ -304,6 +304,11 @@ def adversarial_examples(model, kept, x, y):
     return losses(model((x + 0.1 * grad.sign()).detach()), y)
 
 
+def some_not_finite(model, kept, x, y):
+    """A record whose loss is not a number counts as zero, and is no reason to refuse the others."""
+    return losses(model(x), y) / (x[:, 0] > -1.5)
+
+
 def its_own_teacher(model, kept, x, y):
     """At first its gradient is nothing but rounding, which proves nothing and must not be refused."""
     teacher = kept.setdefault("teacher", copy.deepcopy(model).eval())
@@ -331,6 +336,7 @@ def one_by_one(model, kept, x, y):
         a_discriminator_on_noise,
         adversarial_examples,
         its_own_teacher,
+        some_not_finite,
         one_by_one,
     ],
 )
@@ -675,6 +681,25 @@ def test_a_hook_that_the_model_gets_later(where: Any, bug: bool) -> None:
                 stack.callback(hooks[0].remove)
             step.backward(losses(model(x), y))
     assert step.taken == (7 if bug else 10)
+
+
+@pytest.mark.parametrize("bug", ["records", "weights", None])
+def test_a_refusal_that_the_loop_catches(bug: str | None) -> None:
+    """Whoever goes on in a new loop goes on with what was refused. The twin's error is its own."""
+    model, data = nn.Linear(6, 3), records()
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step):
+        for _ in range(12):
+            with contextlib.suppress(UnsupportedModelError, ConfigError, ZeroDivisionError):
+                for x, y in step.batches(data):
+                    step.backward(losses(model(x), y))
+                    if bug == "records":
+                        data.tensors[0].add_(x.mean(0))
+                    elif bug == "weights":
+                        model.weight.data[0] += x.mean(0)
+                    elif step.taken % 2:
+                        raise ZeroDivisionError
+        assert step.taken == (1 if bug else 6)
 
 
 def test_nothing_of_a_loop_is_left_behind() -> None:
