@@ -183,6 +183,8 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that scales gradients by the mean loss, and no loss", "by the record's own loss", ""),
         ("a loop that scales the outputs' gradients by the batch", "by the record's own loss", ""),
         ("an autograd function that scales the gradients of losses by the batch", "by the record's own loss", ""),
+        ("a large constant in all losses beside the batch's counts", "weights that are constants", ""),
+        ("a large constant in all losses beside a running mean of them", "a total that is only shown", ""),
         ("a hook on the losses that scales gradients by the batch", "a hook that looks", ""),
     ),
     *_each(
@@ -190,6 +192,7 @@ ZOO: tuple[Mutant, ...] = (
         "test_loops.py::test_a_loss_that_mixes_gradients_alone",
         ("a loss of fit whose autograd function scales gradients by the batch", "by the record's own loss", ""),
         ("a loss of fit that scales gradients by the mean loss, and no loss", "by the record's own loss", ""),
+        ("a loss of fit with weights by the batch's counts, hidden by a constant", "by the record's own loss", ""),
     ),
     *_each(
         "refused on the first batches",

@@ -142,6 +142,15 @@ def a_running_mean(model, kept, x, y):
     return found / mean
 
 
+def weights_by_counts_beside_a_constant(model, kept, x, y):
+    """What is large in all losses hides what little they differ by, and is in no gradient."""
+    return weights_by_counts(model, kept, x, y) + 1e6
+
+
+def a_running_mean_beside_a_constant(model, kept, x, y):
+    return a_running_mean(model, kept, x, y) + 1e6
+
+
 def divided_by_their_number(model, kept, x, y):
     return losses(model(x), y) / len(y)
 
@@ -199,6 +208,7 @@ def a_hook_that_scales_gradients_by_the_mean(model, kept, x, y):
 WRONG = {
     "gradients of the losses depend on the other": [
         gradients_scaled_by_the_mean_loss,
+        weights_by_counts_beside_a_constant,
         outputs_whose_gradients_are_scaled_by_the_batch,
     ],
     "are not those of what the loop computes": [
@@ -217,7 +227,7 @@ WRONG = {
         divided_by_the_median,
         normalised_without_gradients,
     ],
-    EARLIER: [a_memory_bank, a_running_mean],
+    EARLIER: [a_memory_bank, a_running_mean, a_running_mean_beside_a_constant],
     COUNTED: [divided_by_their_number, random_and_divided_by_their_number],
     "losses of other records": [other_records],
 }
@@ -351,6 +361,7 @@ def test_a_loop_that_keeps_records_apart_is_left_alone(body: Body) -> None:
     [
         (lambda outputs, y: TimesMean.apply(losses(outputs, y)), True),
         (lambda outputs, y: for_gradients_alone(found := losses(outputs, y), found.detach().mean()), True),
+        (lambda outputs, y: losses(outputs, y) * (y == 0).float().mean() + 1e6, True),
         (lambda outputs, y: for_gradients_alone(found := losses(outputs, y), found.detach()), False),
     ],
 )
