@@ -196,22 +196,6 @@ def test_recurrence_over_the_batch_is_refused(length: int, pick: int) -> None:
         step(Wrong(), torch.randn(4, length, 6))
 
 
-def test_table_that_is_looked_up_once_for_as_many_records_is_refused() -> None:
-    """Five places or five records: places are looked up for each record if their number tells (test_transformers)."""
-
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.positions, self.head = nn.Embedding(5, 6), nn.Linear(6, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head((x + self.positions(torch.arange(5))).tanh().mean(1))
-            return out
-
-    with pytest.raises(UnsupportedModelError, match="positions"):
-        step(Positions(), torch.randn(5, 5, 6))
-
-
 class Borrows(nn.Module):
     """Uses a layer's weight without calling the layer; hidden, where the engine cannot put a stand-in."""
 

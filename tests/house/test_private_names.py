@@ -10,7 +10,7 @@ import assay
 ROOT = Path(assay.__file__).parent
 TESTS = Path(__file__).parents[1]
 
-THEIRS = {"_backward_hooks", "_base", "_blocks", "_buffers", "_conv_forward", "_parameters", "_version"}
+THEIRS = {"_backward_hooks", "_base", "_blocks", "_buffers", "_conv_forward", "_parameters", "_values", "_version"}
 """Names of torch and of EfficientNet that a module of Assay has too."""
 
 

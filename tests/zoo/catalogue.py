@@ -183,6 +183,8 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that scales gradients by the mean loss, and no loss", "by the record's own loss", ""),
         ("a loop that scales the outputs' gradients by the batch", "by the record's own loss", ""),
         ("an autograd function that scales the gradients of losses by the batch", "by the record's own loss", ""),
+        ("a large constant in all losses beside the batch's counts", "weights that are constants", ""),
+        ("a large constant in all losses beside a running mean of them", "a total that is only shown", ""),
         ("a hook on the losses that scales gradients by the batch", "a hook that looks", ""),
     ),
     *_each(
@@ -190,6 +192,7 @@ ZOO: tuple[Mutant, ...] = (
         "test_loops.py::test_a_loss_that_mixes_gradients_alone",
         ("a loss of fit whose autograd function scales gradients by the batch", "by the record's own loss", ""),
         ("a loss of fit that scales gradients by the mean loss, and no loss", "by the record's own loss", ""),
+        ("a loss of fit with weights by the batch's counts, hidden by a constant", "by the record's own loss", ""),
     ),
     *_each(
         "refused on the first batches",
@@ -250,6 +253,12 @@ ZOO: tuple[Mutant, ...] = (
         ("a hook that scales outputs by the batch, from some step on", "by a constant", ""),
         ("a hook that scales gradients by the batch, from some step on", "by a constant", ""),
         ("a hook on every module, from some step on", "by a constant", ""),
+    ),
+    *_each(
+        "refused from then on",
+        "test_loops.py::test_a_refusal_that_the_loop_catches",
+        ("a loop that catches what is said about its data set, and goes on", "an error of its own", ""),
+        ("a loop that catches what is said about its weights, and goes on", "an error of its own", ""),
     ),
     *_each(
         "refused on the first batches",
@@ -340,8 +349,8 @@ ZOO: tuple[Mutant, ...] = (
         ("batch statistics of an input that is not a tensor", "a tensor, no statistics", "Opaque"),
         ("batch statistics behind an output that is not a tensor", "a tensor, no statistics", "Opaque"),
         ("an argument that all records share, later", "one for each record", "share"),
-        ("rows folded into the batch, records in turn", "a record's rows together", "Folded"),
-        ("rows folded into the batch, shifted by one", "not shifted", "Shifted"),
+        ("rows folded into the batch, with the row before added", "each row alone", "Folded"),
+        ("rows folded into the batch, shifted by one", "shifted, and shifted back", "Shifted"),
         ("a parameter times the mean of the batch", "times each record", "Token"),
         ("a loss divided by the size of its batch", "by a constant", "Averaged"),
         ("a trained tensor outside the model", "a constant", "Outside"),

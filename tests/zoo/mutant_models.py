@@ -149,23 +149,7 @@ class Shares(nn.Module):
 
 
 class Folded(nn.Module):
-    """Folds two rows of each record into the batch, records in turn. Right: one record's rows together."""
-
-    def __init__(self, *, wrong: bool) -> None:
-        super().__init__()
-        self.wrong, self.inner = wrong, nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.unflatten(1, (2, 3))
-        if self.wrong:
-            back: Tensor = self.inner(rows.transpose(0, 1).flatten(0, 1)).unflatten(0, (2, -1)).transpose(0, 1)
-        else:
-            back = self.inner(rows.flatten(0, 1)).unflatten(0, (-1, 2))
-        return back.flatten(1)
-
-
-class Shifted(nn.Module):
-    """Rows folded into the batch, shifted by one, so that a record's last row is the next one's. Right: not shifted."""
+    """Folds two rows of each record into the batch, and adds the row before to each. Right: each row alone."""
 
     def __init__(self, *, wrong: bool) -> None:
         super().__init__()
@@ -173,7 +157,20 @@ class Shifted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.unflatten(1, (2, 3)).flatten(0, 1)
-        out: Tensor = self.inner(rows.roll(1, 0)).roll(-1, 0) if self.wrong else self.inner(rows)
+        out: Tensor = self.inner(rows + rows.roll(1, 0) if self.wrong else rows)
+        return out.unflatten(0, (-1, 2)).flatten(1)
+
+
+class Shifted(nn.Module):
+    """Rows folded into the batch, shifted by one: a record's last row goes to the next one. Right: shifted back."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong, self.inner = wrong, nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.unflatten(1, (2, 3)).flatten(0, 1)
+        out: Tensor = self.inner(rows.roll(1, 0)).roll(0 if self.wrong else -1, 0)
         return out.unflatten(0, (-1, 2)).flatten(1)
 
 

@@ -142,6 +142,15 @@ def a_running_mean(model, kept, x, y):
     return found / mean
 
 
+def weights_by_counts_beside_a_constant(model, kept, x, y):
+    """What is large in all losses hides what little they differ by, and is in no gradient."""
+    return weights_by_counts(model, kept, x, y) + 1e6
+
+
+def a_running_mean_beside_a_constant(model, kept, x, y):
+    return a_running_mean(model, kept, x, y) + 1e6
+
+
 def divided_by_their_number(model, kept, x, y):
     return losses(model(x), y) / len(y)
 
@@ -199,6 +208,7 @@ def a_hook_that_scales_gradients_by_the_mean(model, kept, x, y):
 WRONG = {
     "gradients of the losses depend on the other": [
         gradients_scaled_by_the_mean_loss,
+        weights_by_counts_beside_a_constant,
         outputs_whose_gradients_are_scaled_by_the_batch,
     ],
     "are not those of what the loop computes": [
@@ -217,7 +227,7 @@ WRONG = {
         divided_by_the_median,
         normalised_without_gradients,
     ],
-    EARLIER: [a_memory_bank, a_running_mean],
+    EARLIER: [a_memory_bank, a_running_mean, a_running_mean_beside_a_constant],
     COUNTED: [divided_by_their_number, random_and_divided_by_their_number],
     "losses of other records": [other_records],
 }
@@ -304,6 +314,11 @@ def adversarial_examples(model, kept, x, y):
     return losses(model((x + 0.1 * grad.sign()).detach()), y)
 
 
+def some_not_finite(model, kept, x, y):
+    """A record whose loss is not a number counts as zero, and is no reason to refuse the others."""
+    return losses(model(x), y) / (x[:, 0] > -1.5)
+
+
 def its_own_teacher(model, kept, x, y):
     """At first its gradient is nothing but rounding, which proves nothing and must not be refused."""
     teacher = kept.setdefault("teacher", copy.deepcopy(model).eval())
@@ -331,6 +346,7 @@ def one_by_one(model, kept, x, y):
         a_discriminator_on_noise,
         adversarial_examples,
         its_own_teacher,
+        some_not_finite,
         one_by_one,
     ],
 )
@@ -345,6 +361,7 @@ def test_a_loop_that_keeps_records_apart_is_left_alone(body: Body) -> None:
     [
         (lambda outputs, y: TimesMean.apply(losses(outputs, y)), True),
         (lambda outputs, y: for_gradients_alone(found := losses(outputs, y), found.detach().mean()), True),
+        (lambda outputs, y: losses(outputs, y) * (y == 0).float().mean() + 1e6, True),
         (lambda outputs, y: for_gradients_alone(found := losses(outputs, y), found.detach()), False),
     ],
 )
@@ -675,6 +692,25 @@ def test_a_hook_that_the_model_gets_later(where: Any, bug: bool) -> None:
                 stack.callback(hooks[0].remove)
             step.backward(losses(model(x), y))
     assert step.taken == (7 if bug else 10)
+
+
+@pytest.mark.parametrize("bug", ["records", "weights", None])
+def test_a_refusal_that_the_loop_catches(bug: str | None) -> None:
+    """Whoever goes on in a new loop goes on with what was refused. The twin's error is its own."""
+    model, data = nn.Linear(6, 3), records()
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step):
+        for _ in range(12):
+            with contextlib.suppress(UnsupportedModelError, ConfigError, ZeroDivisionError):
+                for x, y in step.batches(data):
+                    step.backward(losses(model(x), y))
+                    if bug == "records":
+                        data.tensors[0].add_(x.mean(0))
+                    elif bug == "weights":
+                        model.weight.data[0] += x.mean(0)
+                    elif step.taken % 2:
+                        raise ZeroDivisionError
+        assert step.taken == (1 if bug else 6)
 
 
 def test_nothing_of_a_loop_is_left_behind() -> None:

@@ -110,7 +110,7 @@ ZOO: dict[str, tuple[Callable[[bool], int], str]] = {
         lambda bug: looped(network(bugs.Shares()), later=bugs.share if bug else None),
         "(?i)expand it to all records",
     ),
-    "rows of the records interleaved in the batch": (
+    "rows in the batch with the row before added": (
         lambda bug: looped(network(bugs.Folded(wrong=bug))),
         "mixes records",
     ),
@@ -118,7 +118,7 @@ ZOO: dict[str, tuple[Callable[[bool], int], str]] = {
         lambda bug: looped(network(bugs.Token(wrong=bug))),
         "record by record|mixes records",
     ),
-    "a sum over rows that are not all of the record": (
+    "rows in the batch shifted by one": (
         lambda bug: looped(network(bugs.Shifted(wrong=bug))),
         "mixes records",
     ),

@@ -20,7 +20,7 @@ import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ from assay._util.process import keep_freed_memory, return_freed_memory
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients import products
 from assay.gradients.arithmetic import full, full_products
-from assay.gradients.inputs import Layout
+from assay.gradients.chosen import by_record, owners
+from assay.gradients.inputs import Layout, possible
 from assay.gradients.pooling import max_pool
 from assay.gradients.proof import first_batch as proof
 from assay.gradients.proof import graph as graphs
@@ -67,6 +68,24 @@ from assay.randomness.streams import OsSeeded
 _AS_IT_IS = contextlib.nullcontext()
 
 
+@dataclass(slots=True)
+class _Recorded:
+    """A call of a module that is recorded."""
+
+    unit: Unit[TapeRule]
+    inputs: list[Tensor]
+    """The input as it was given, and without a history; empty once they were used."""
+    version: int
+    """That of the input."""
+    shape: torch.Size
+    """That of the output."""
+    on_base: bool
+    place: Any = None
+    """Of the output in the graph, if it may be asked."""
+    rows: Tensor | None = None
+    """Whose each row is, if the module was given some records only."""
+
+
 class Engine:
     """Attaches to a model and turns the losses of a batch into `RecordGrads`. `detach()` restores the model.
 
@@ -85,6 +104,12 @@ class Engine:
     def __init__(
         self, model: nn.Module, rules: Rules = RULES, *, measured: bool = False, coins: Coins | None = None
     ) -> None:
+        for name, p in model.named_parameters():
+            if nn.parameter.is_lazy(p):
+                raise UnsupportedModelError(
+                    f"parameter {name} is not there yet (a lazy layer): call the model once on made-up records, such "
+                    "as model(torch.zeros(2, 10)), before it is trained"
+                )
         compat.check(model)
         keep_freed_memory()
         self.model = model
@@ -115,7 +140,8 @@ class Engine:
         self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self._constant = compat.constant_in_eval(model)
         self._statistics = Statistics(self._constant)
-        self._records = 0
+        self._records = self._expected = 0
+        self._calls: list[_Recorded] = []  # whose rows may be those of some records
         self._anchor = torch.zeros((), requires_grad=True)
         self._collecting: Found | None = None
         self._reduce: Reduce | None = None
@@ -292,6 +318,7 @@ class Engine:
                     if not self.proven and not self._inspector.split:
                         look.proof.weigh(losses, views, self.parameters, self._stand_ins)
                     return_freed_memory()  # or the peak of a step would come on top of the proof's
+                self._find_owners(losses, graph)
                 self._collecting = found
                 expected = graphs.backward(losses, self.parameters, self._stand_ins, graph.outside)
                 self._collecting = None
@@ -346,6 +373,7 @@ class Engine:
         Args:
             records: How many, views counted.
         """
+        self._expected = records
         if self._tracing is not None:
             self._tracing.inputs.expected = records
 
@@ -356,7 +384,7 @@ class Engine:
     def forget(self) -> None:
         """Forget the calls of the model so far. A batch without records is not collected and shows nothing."""
         self._collecting = None
-        self._stand_ins, self._copies = {}, []
+        self._stand_ins, self._copies, self._calls = {}, [], []
         self._inspector.forget()
 
     def empty(self) -> RecordGrads:
@@ -378,8 +406,8 @@ class Engine:
         known = base is not None and base.numel() == out.numel() and base.requires_grad == out.requires_grad
         root = base if base is not None and known else out
         on_base = root is not out
-        inputs = [x, x.detach() if x.requires_grad else x]
-        record = functools.partial(self._record, unit, inputs, x._version, shape, on_base)
+        call = _Recorded(unit, [x, x.detach() if x.requires_grad else x], x._version, shape, on_base)
+        record = functools.partial(self._record, call)
         if not root.requires_grad:
             # a leaf keeps its gradient until the step ends, which only a small output is worth
             if not on_base and unit.path in self._left_alone and out.numel() <= proof.SMALL_OUTPUT:
@@ -387,15 +415,47 @@ class Engine:
                 # `register_hook` without the handle to remove the hook, which costs more than the hook. Later hooks
                 # find their place by the number of their handle, which is never below 0.
                 out._backward_hooks = OrderedDict({-1: record})
-                if self._inspector.proof is not None:
-                    self._inspector.proof.saw(unit.path, out)
+                self._saw(call, out)
                 return out
             root = Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
             out = root.view(shape)
-        if self._inspector.proof is not None:
-            self._inspector.proof.saw(unit.path, out)
+        self._saw(call, out)
         root.register_hook(record)
         return out
+
+    def _saw(self, call: _Recorded, out: Tensor) -> None:
+        """Keep what the proof needs of an output, and its place in the graph if its rows may be of some records."""
+        proving = self._inspector.proof
+        if proving is not None:
+            proving.saw(call.unit.path, out)
+        layout = self._layouts.get(call.unit.path, Layout.FIRST)
+        odd = layout is Layout.FIRST and self._expected and out.dim() > 0 and out.shape[0] != self._expected
+        if proving is not None or odd or layout is Layout.CHOSEN:
+            call.place = proof.place_of(out)
+            self._calls.append(call)
+
+    def _find_owners(self, losses: Tensor, graph: graphs.Graph) -> None:
+        """Find whose rows the layers were given that see some records only.
+
+        Raises:
+            UnsupportedModelError: A row belongs to several records.
+        """
+        records = len(losses)
+        asked = [
+            call
+            for call in self._calls
+            if takes_rows(call.unit.rule)
+            and not self._inspector.split  # where each rank would wait for passes of the others
+            and (self._layouts.get(call.unit.path) is Layout.CHOSEN or not possible(tuple(call.shape), records))
+            and call.shape
+            and graph.holds(call.place)
+        ]
+        for call, rows in zip(asked, owners(losses, [call.place for call in asked]) if asked else (), strict=True):
+            if rows is None:
+                raise UnsupportedModelError(proof.not_first(call.unit.path, call.shape, records))
+            call.rows = rows
+            self._layouts = {**self._layouts, call.unit.path: Layout.CHOSEN}
+        self._calls = []
 
     def _forward(self, unit: Unit[TapeRule], x: Tensor) -> Tensor:
         """The output of a module, without a way for its parameters to get gradients."""
@@ -413,10 +473,9 @@ class Engine:
         finally:
             torch._C._set_grad_enabled(True)
 
-    def _record(
-        self, unit: Unit[TapeRule], inputs: list[Tensor], version: int, shape: torch.Size, on_base: bool, g: Tensor
-    ) -> None:
+    def _record(self, call: _Recorded, g: Tensor) -> None:
         """Hand a module's input and the gradient of its output to its rule, during the backward pass."""
+        unit, inputs, shape = call.unit, call.inputs, call.shape
         if self._ready is not None:
             self._ready(unit.module)
         collecting = self._collecting
@@ -433,13 +492,19 @@ class Engine:
             )
         given, seen = inputs
         inputs.clear()  # the hook lives as long as the losses; the input need not
-        if given._version != version:
+        if given._version != call.version:
             raise UnsupportedModelError(
                 f"the input of {unit.path} was changed in place after {unit.path} had used it; make that operation "
                 "not in-place"
             )
-        if on_base:
+        if call.on_base:
             g = g.reshape(shape)
+        if call.rows is not None:
+            persons, (seen, g) = by_record(call.rows, self._records, seen, g)
+            if len(g):
+                names, use = unit.rule.uses(unit.module, unit.wanted, full(seen), full(g))
+                self._add(unit.path, list(map(unit.names.__getitem__, names)), persons.folded(use), self._records)
+            return
         layout = self._layouts.get(unit.path, Layout.FIRST).within(shape, self._records)
         if layout is not Layout.FIRST and not takes_rows(unit.rule):
             raise UnsupportedModelError(proof.not_first(unit.path, shape, self._records))

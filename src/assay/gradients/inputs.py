@@ -1,8 +1,8 @@
 """Where the records are in the input of a layer, if it has any.
 
-They are in the first dimension, in the second, or each in several rows after one another (`Layout`). The first batch
-shows which one holds for a layer (`assay.gradients.proof.first_batch`): only with the right one do the losses of some
-records leave the others' entries without gradient. Later batches keep it.
+They are in the first dimension, in the second, each in several rows after one another, or some of them (`Layout`). The
+first batch shows which one holds for a layer (`assay.gradients.proof.first_batch`): only with the right one do the
+losses of some records leave the others' entries without gradient. Later batches keep it.
 
 Some calls of a layer have rows of records, and some a constant that all records share (positions, a table's rows). A
 call has rows if its input can have a layout with records. The first batch that can tell decides for each call of each
@@ -35,10 +35,12 @@ class Layout(Enum):
     SECOND = "second"
     FOLDED = "folded"
     """The first dimension holds the rows of the first record, then those of the second, and so on."""
+    CHOSEN = "chosen"
+    """The first dimension holds rows of some records, others on every batch (`assay.gradients.chosen`)."""
 
     def fits(self, shape: tuple[int, ...], records: int) -> bool:
-        """Whether a tensor of this shape can have this layout."""
-        if not shape or records == 0:
+        """Whether a tensor of this shape can have this layout, as far as its shape tells."""
+        if not shape or records == 0 or self is Layout.CHOSEN:
             return False
         if self is Layout.FIRST:
             return shape[0] == records
@@ -48,7 +50,7 @@ class Layout(Enum):
 
     def within(self, shape: Sequence[int], records: int) -> Layout:
         """How a tensor of a layer with this layout is read: folded only if there are several rows for each record."""
-        if self is Layout.SECOND and self.fits(tuple(shape), records):
+        if self is Layout.CHOSEN or (self is Layout.SECOND and self.fits(tuple(shape), records)):
             return self
         return Layout.FIRST if Layout.FIRST.fits(tuple(shape), records) or self is Layout.SECOND else self
 
@@ -150,7 +152,7 @@ class Inputs:
         if self._marks and self.is_made(x):
             return True
         # a tensor that depends on the inputs in no known layout is refused by name when the batch is checked
-        return not possible(tuple(x.shape), self.records) and (rows <= 1 or not self._marks)
+        return not possible(tuple(x.shape), self.records) and not self._marks
 
     def several(self) -> bool:
         """Whether any call has a constant."""

@@ -221,6 +221,7 @@ class PrivateStep(Unique):
         coins = self.randomness.stream("loops", taken - self._origin)
         self._loops = LoopWatch(model, self.engine.copied, coins)
         self._closed = self._unfinished = self._rest_charged = False
+        self._refused: AssayError | None = None  # for what a loop did, whoever catches it
 
     def _attach(
         self,
@@ -455,9 +456,10 @@ class PrivateStep(Unique):
                     yield None if own and self._is_forgotten(part) else self._gathered(records, batch, part)
                     self._check_usable()
                     if records.writes != writes:
-                        raise ConfigError("dataset", "written into while a loop over it ran", _READ_ONLY)
+                        self._refused = ConfigError("dataset", "written into while a loop over it ran", _READ_ONLY)
                     if (written := self._loops.written()) is not None:
-                        raise UnsupportedModelError(written)
+                        self._refused = UnsupportedModelError(written)
+                    self._check_usable()
                     if self._loop != loop:
                         raise AssayError(
                             "another loop over batches() of this PrivateStep has begun: parts of one batch would count "
@@ -612,6 +614,8 @@ class PrivateStep(Unique):
 
     def _check_usable(self) -> None:
         self.check_process()
+        if self._refused is not None:
+            raise self._refused
         if self._closed:
             raise AssayError("this PrivateStep was closed: make a new one to go on")
         if self._unfinished:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assay.errors import UnsupportedModelError
+from assay.gradients.chosen import owners
 from assay.gradients.inputs import Layout, possible
 from assay.gradients.proof import calls, isolation
 from assay.gradients.proof.calls import SPLITS, Call, Coins, splits
@@ -50,6 +51,14 @@ def not_first(path: str, shape: Sequence[int], records: int) -> str:
     return (
         f"{path or 'the model'} works on a tensor of shape {tuple(shape)} while the loss has {records} records: "
         "the first dimension must be the record (batch_first=True), one loss value each"
+    )
+
+
+def _mixes_back(path: str) -> str:
+    return (
+        f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses depends on the "
+        "losses of the others (a hook or a function of its own that scales gradients by the batch). Per-record "
+        "clipping cannot bound that"
     )
 
 
@@ -103,6 +112,11 @@ def _apart_from(
             yield name
 
 
+def place_of(output: Tensor, whole: bool = False) -> Tensor | GradientEdge:
+    """An output, or its place in the graph. A view is kept whole: what is written into its base moves its place."""
+    return output if whole or output.grad_fn is None or output._is_view() else get_gradient_edge(output)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """An output of a module, or its place in the graph: a large one need not live until the losses are there."""
@@ -115,10 +129,8 @@ class _Seen:
 
     @classmethod
     def of(cls, path: str, output: Tensor) -> _Seen:
-        """What is kept of an output. A view is kept whole, because what is written into its base moves its place."""
-        whole = output.numel() <= SMALL_OUTPUT or output.grad_fn is None or output._is_view()
-        place = output if whole else get_gradient_edge(output)
-        return cls(path, place, output.shape, output.dtype, output._version)
+        """What is kept of an output."""
+        return cls(path, place_of(output, output.numel() <= SMALL_OUTPUT), output.shape, output.dtype, output._version)
 
     @property
     def left_alone(self) -> bool:
@@ -292,33 +304,59 @@ class Proof:
                         continue
                     layout = layouts[i]
                     layout[:] = [way for way in layout if not reaches(way.by_record(g, records), ~mine)]
-                    if not layout:
-                        raise UnsupportedModelError(mixes(seen[i].path or "the model"))
-                    if number < _COMPARED:
+                    if layout and number < _COMPARED:
                         unlike[i] |= {way for way in layout if not _alike(g, together[at], way, mine)}
                     del g
+        if left := [i for i, layout in enumerate(layouts) if not layout]:
+            self._check_chosen(losses, weights, halves, [reached[i] for i in left])
+            for i in left:
+                layouts[i].append(Layout.CHOSEN)
         paths = [one.path for one in seen]
         self._settle(paths, layouts)
         for path, ways, wrong in zip(paths, layouts, unlike, strict=True):
             if ways[0] in wrong:
-                raise UnsupportedModelError(
-                    f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses "
-                    "depends on the losses of the others (a hook or a function of its own that scales gradients by "
-                    "the batch). Per-record clipping cannot bound that"
-                )
+                raise UnsupportedModelError(_mixes_back(path))
 
-    def _possible(self, number: int, records: int) -> list[Layout]:
-        """The layouts that a recorded tensor can have; only the known one, once the engine is proven.
+    def _check_chosen(self, losses: Tensor, weights: Tensor, halves: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        """Refuse rows that are not those of single records, in recorded outputs with these numbers.
 
         Raises:
-            UnsupportedModelError: None.
+            UnsupportedModelError: A row belongs to several records, or the tensor has no rows.
         """
+        seen = [self._seen[number] for number in numbers]
+        if own := [one.path for number, one in zip(numbers, seen, strict=True) if number in self._own]:
+            raise UnsupportedModelError(mixes(own[0] or "the model"))
+        places: Sequence[Any] = [one.place for one in seen]
+        records = len(losses)
+
+        def gradients(of: Tensor) -> Sequence[Tensor]:
+            return torch.autograd.grad(
+                (losses * of).sum(), places, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+
+        found = owners(losses, places) if all(one.shape for one in seen) else [None] * len(seen)
+        for one, whose in zip(seen, found, strict=True):
+            if whose is None:
+                first = possible(tuple(one.shape), records)
+                raise UnsupportedModelError(
+                    mixes(one.path or "the model") if first else not_first(one.path, one.shape, records)
+                )
+        together = gradients(weights)
+        for mine in halves:
+            for one, whose, g, of_all in zip(seen, found, gradients(weights * mine), together, strict=True):
+                assert whose is not None
+                inside = mine.to(whose.device)[whose.clamp_min(0)] & (whose >= 0)
+                if reaches(g, ~inside):
+                    raise UnsupportedModelError(mixes(one.path or "the model"))
+                if not calls.close(g[inside], of_all[inside]):
+                    raise UnsupportedModelError(_mixes_back(one.path))
+
+    def _possible(self, number: int, records: int) -> list[Layout]:
+        """The layouts that a recorded tensor can have by its shape; only the known one, once the engine is proven."""
         path, shape = self._seen[number].path, self._seen[number].shape
         found = possible(tuple(shape), records, second=number not in self._own)
         if self.known is not None:
             found = [way for way in found if way is self.known.get(path, Layout.FIRST).within(shape, records)]
-        if not found:
-            raise UnsupportedModelError(not_first(path, shape, records))
         return found
 
     def _settle(self, paths: Sequence[str], layouts: Sequence[list[Layout]]) -> None:
@@ -328,7 +366,9 @@ class Proof:
             UnsupportedModelError: There is no such dimension.
         """
         ways: dict[str, list[Layout]] = {}
+        chosen = {path for path, layout in zip(paths, layouts, strict=True) if Layout.CHOSEN in layout}
         for path, layout in zip(paths, layouts, strict=True):
+            layout[:] = [Layout.CHOSEN] if path in chosen else layout
             ways[path] = [way for way in ways.get(path, layout) if way in layout]
         for path, layout in zip(paths, layouts, strict=True):
             if not ways[path]:

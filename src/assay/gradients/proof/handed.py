@@ -223,21 +223,26 @@ class LoopWatch:
     def _compared(self, path: Path, tape: Tape, losses: Tensor, *, in_order: bool) -> str | None:
         whole = path.again()
         plain = whole.losses
-        if any(map(_is_earlier, path.constants)) and not _close(plain, path.again(others=_disturbed).losses):
-            return _EARLIER
-        size, near = _largest(plain), 0.1 if path.in_half_precision else 1e-2
+        size = _largest(plain - plain[plain.isfinite()].mean())  # a constant in all losses changes no gradient
+        near = 0.1 if path.in_half_precision else 1e-2
+        alike = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5 * size)
+        everybody = torch.ones_like(plain, dtype=torch.bool)
+        sent = whole.sent_back(everybody)
+        if any(map(_is_earlier, path.constants)):
+            other = path.again(others=_disturbed)
+            if not (_close(plain, other.losses) and alike(sent, other.sent_back(everybody))):
+                return _EARLIER
         told = bool(_equal(plain, losses, near * 0.1).all())  # the same random numbers, for a start
-        sent = whole.sent_back(torch.ones_like(plain, dtype=torch.bool))
         if told and not math.isclose(tape.sent_back, sent, rel_tol=near, abs_tol=1e-3 * size):
             return _UNSEEN_BACK
         (mask,) = splits(len(plain), self._coins, 1)
         halves = (mask, ~mask) if self._shown <= FIRST else (mask,)
         for half in halves:
-            other = others(half, self._coins)
-            again = path.again(other.change)
-            if not _close(plain[other.kept], again.losses[other.kept]):
+            replaced = others(half, self._coins)
+            again = path.again(replaced.change)
+            if not _close(plain[replaced.kept], again.losses[replaced.kept]):
                 break
-            if not math.isclose(whole.sent_back(~half), again.sent_back(~half), rel_tol=1e-4, abs_tol=1e-5 * size):
+            if not alike(whole.sent_back(~half), again.sent_back(~half)):
                 return _MIXED_BACK
         else:
             return None

@@ -91,11 +91,11 @@ class Gone:
 
 
 def sent_back(losses: Tensor, outputs: Sequence[Tensor]) -> float:
-    """The norm of the gradient that losses send back to these outputs of a model."""
+    """The norm of the gradient that losses send back to these outputs of a model, of what of it is finite."""
     if not outputs or not losses.requires_grad:
         return 0.0
     found = torch.autograd.grad(losses.sum(), outputs, retain_graph=True, allow_unused=True)
-    return math.hypot(*(float(g.double().norm()) for g in found if g is not None))
+    return math.hypot(*(float(g.double().nan_to_num(0, 0, 0).norm()) for g in found if g is not None))
 
 
 @dataclass(frozen=True, slots=True)
