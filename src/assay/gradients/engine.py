@@ -476,7 +476,9 @@ class Engine:
         return bags.add_up(unit.module, functools.partial(self._run_taped, unit), *args, **kwargs)
 
     def _run_recurrent(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
-        check_rows(unit.path, args)
+        if self._tracing is not None:
+            args, kwargs = self._tracing.states((args, kwargs))
+        check_rows(unit.path, (*args, kwargs))
         module = unit.module
         assert isinstance(module, nn.RNNBase)
         source = torch.Tensor.detach if self._inspector.proven else self._stand_in
