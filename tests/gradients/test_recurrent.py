@@ -148,3 +148,36 @@ def test_wrong_shapes_are_named(shape: tuple[int, ...]) -> None:
     with pytest.raises(UnsupportedModelError, match="shape"):
         cell(torch.randn(5, 3)) if len(shape) == 2 else cell(torch.randn(4, 5, 3), torch.randn(shape))
     engine.detach()
+
+
+class LearnedState(nn.Module):
+    """Begins with a trained state that all records share, or with one for each place in the batch."""
+
+    def __init__(self, cell: nn.RNNBase, places: int = 1) -> None:
+        super().__init__()
+        self.cell, self.places = cell, places
+        layers = cell.num_layers * (2 if cell.bidirectional else 1)
+        self.h = nn.Parameter(torch.zeros(layers, places, cell.proj_size or cell.hidden_size))
+        self.c = nn.Parameter(torch.zeros(layers, places, cell.hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, c = (state[:, : len(x)].expand(-1, len(x), -1).contiguous() for state in (self.h, self.c))
+        out, _ = self.cell(x, (h, c) if isinstance(self.cell, nn.LSTM) else h)
+        return out.flatten(1)
+
+
+@pytest.mark.parametrize("option", [{}, DEEP], ids=["one", "deep"])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_first_state_that_is_learned(kind: str, option: dict[str, Any]) -> None:
+    agree(LearnedState(RECURRENT[kind](3, 4, batch_first=True, **option)), torch.randn(5, 4, 3), batched=False)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_first_state_for_each_place_in_the_batch_is_refused(same: bool) -> None:
+    model = LearnedState(nn.GRU(3, 4, batch_first=True), places=5)
+    if not same:
+        nn.init.normal_(model.h)
+    engine = Engine(model)
+    with pytest.raises(UnsupportedModelError):
+        engine.collect(model(torch.randn(5, 4, 3)).square().sum(1))
+    engine.detach()

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from assay import Plan, PrivateStep, Settings, data
+from assay.accounting.accountants.mixture import Mixture
+from assay.accounting.epsilon import delta_for
 from assay.audit import from_scores
 from assay.data.bundle import DataBundle
 from assay.data.persons import UnitRecords, numbered
@@ -241,3 +243,14 @@ def test_rows_that_were_loaded_with_a_unit_are_not_counted_as_persons(bug):
             next(iter(step.batches(train)))
     else:
         next(iter(step.batches(train)))
+
+
+def test_delta_at_an_epsilon_that_is_a_whole_number():
+    """Whole numbers in, whole numbers out: the δ of a person's rows was cut to 0."""
+    plan = Plan(
+        records=100, batch_size=10, steps=1, noise_multiplier=1.0, delta=1e-5, unit=replace(UNIT, sampled=Sampled.ROWS)
+    )
+    event = plan.event()
+    one = event.event
+    bug = Mixture(one.standard_deviation, one.sensitivities, one.sampling_probs).forward(np.array([2]))
+    assert bug[0] == 0 < 1e-5 < delta_for(event, 2, plan.adjacency) == delta_for(event, 2.0, plan.adjacency)

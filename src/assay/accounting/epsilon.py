@@ -157,7 +157,7 @@ def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
     if not all(term.profiled for term, _ in terms):
         raise UnaccountableError("δ for a given ε is not computed for releases known by their Rényi divergences only")
     if len(terms) == 1 and terms[0][1] == 1:
-        at, only = np.array([epsilon]), terms[0][0]
+        at, only = np.array([epsilon], dtype=np.float64), terms[0][0]
         return float(max(only.forward(at)[0], only.backward(at)[0]))
     answers, _ = refined(
         terms,

@@ -544,7 +544,9 @@ class Engine:
         return bags.add_up(unit.module, functools.partial(self._run_taped, unit), *args, **kwargs)
 
     def _run_recurrent(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
-        check_rows(unit.path, args)
+        if self._tracing is not None:
+            args, kwargs = self._tracing.states((args, kwargs))
+        check_rows(unit.path, (*args, kwargs))
         if self._tracing is not None:
             self._tracing.is_called_with_others(unit)
         module = unit.module

@@ -208,6 +208,23 @@ class Tracing:
             )
         return True
 
+    def states(self, given: Any) -> Any:
+        """The arguments of a recurrent layer, where a first state that all records share has a row for each of them.
+
+        The records are second in a state. All its rows are computed alike, so a record's gradient is pulled back
+        through the first one: the proof compares what comes of it with autograd's.
+        """
+
+        def rows(t: Any) -> Any:
+            if type(t) is not Shared or t.dim() != 3 or t.shape[1] != self._tracer.records:
+                return t
+            if not self._recorder.proven() and not torch.equal(t.value, t.value[:, :1].expand_as(t.value)):
+                return t  # refused: each record has a state of its own, by its place in the batch
+            first: Any = t[:, :1]
+            return self._tracer.copies(first).squeeze(2).transpose(0, 1)
+
+        return pytree.tree_map(rows, given)
+
     def on_constant(self, unit: Unit[TapeRule], x: Tensor) -> Any:
         """Call a layer on what all records share: the result is shared."""
         tracer, module = self._tracer, unit.module
