@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from assay import Plan, PrivateStep
 from assay.errors import UnsupportedModelError
 from assay.gradients.engine import Engine
+from assay.randomness.streams import Seeded
 
 from .oracle import agree, squared_error
 
@@ -91,7 +92,8 @@ def test_a_loop_trains_a_sparse_mixture_of_experts_with_records_that_are_not_fin
     model = nn.Sequential(nn.Linear(5, 5), Experts(*(nn.Linear(5, 5) for _ in range(6))), nn.Linear(5, 2))
     x = torch.randn(60, 5)
     x[7] = torch.nan
-    step = PrivateStep(model, Plan(records=60, batch_size=5, steps=40, noise_multiplier=1.0, delta=1e-3))
+    plan = Plan(records=60, batch_size=5, steps=40, noise_multiplier=1.0, delta=1e-3)
+    step = PrivateStep(model, plan, randomness=Seeded(0))
     for (rows,) in step.batches(torch.utils.data.TensorDataset(x)):
         step.backward(model(rows).square().sum(1))
         assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)

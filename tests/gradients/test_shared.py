@@ -465,13 +465,22 @@ class Positions(nn.Module):
         super().__init__()
         self.how, self.table, self.map, self.last = how, nn.Embedding(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
         self.register_buffer("waves", torch.randn(4, 5).double())
+        self.register_buffer("types", torch.zeros(1, 4, dtype=torch.int64))
+        self.prompt = torch.arange(4)
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.table(torch.arange(4)) if self.how == "a table" else self.map(self.waves[: x.shape[1]])
+        waves: Any = self.waves
+        types: Any = self.types
+        made = {
+            "a table": lambda: self.table(torch.arange(4)),
+            "a constant": lambda: self.map(waves[: x.shape[1]]),
+            "types for each record": lambda: self.table(types.expand(len(x), -1)),
+            "a prompt in one row": lambda: self.table(self.prompt[None]),
+        }[self.how]()
         out: Tensor = self.last((x + made + 0 * (self.map(x) + self.table.weight)).tanh())
         return out
 
 
-@pytest.mark.parametrize("how", ["a table", "a constant"])
+@pytest.mark.parametrize("how", ["a table", "a constant", "types for each record", "a prompt in one row"])
 def test_as_many_positions_as_records_on_the_first_batch(how: str) -> None:
     agree(Positions(how), torch.randn(4, 4, 5))

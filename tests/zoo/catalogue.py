@@ -185,6 +185,7 @@ ZOO: tuple[Mutant, ...] = (
         ("an autograd function that scales the gradients of losses by the batch", "by the record's own loss", ""),
         ("a large constant in all losses beside the batch's counts", "weights that are constants", ""),
         ("a large constant in all losses beside a running mean of them", "a total that is only shown", ""),
+        ("losses by a gradient of the same batch, as MAML has them", "adversarial examples", ""),
         ("a hook on the losses that scales gradients by the batch", "a hook that looks", ""),
     ),
     *_each(

@@ -151,6 +151,13 @@ def a_running_mean_beside_a_constant(model, kept, x, y):
     return a_running_mean(model, kept, x, y) + 1e6
 
 
+def by_a_gradient_of_the_batch(model, kept, x, y):
+    """MAML: a step on the batch, before the losses of the same batch."""
+    beside = kept.setdefault("beside", torch.zeros(3, 6, requires_grad=True))
+    (grad,) = torch.autograd.grad(losses(F.linear(x, beside), y).mean(), beside)
+    return losses(model(x) - F.linear(x, grad.detach()), y)
+
+
 def divided_by_their_number(model, kept, x, y):
     return losses(model(x), y) / len(y)
 
@@ -227,7 +234,7 @@ WRONG = {
         divided_by_the_median,
         normalised_without_gradients,
     ],
-    EARLIER: [a_memory_bank, a_running_mean, a_running_mean_beside_a_constant],
+    EARLIER: [a_memory_bank, a_running_mean, a_running_mean_beside_a_constant, by_a_gradient_of_the_batch],
     COUNTED: [divided_by_their_number, random_and_divided_by_their_number],
     "losses of other records": [other_records],
 }
@@ -314,6 +321,19 @@ def adversarial_examples(model, kept, x, y):
     return losses(model((x + 0.1 * grad.sign()).detach()), y)
 
 
+def outputs_written_in_place(model, kept, x, y):
+    outputs = model(x)
+    outputs.mul_(0.5)
+    outputs[:, 0] = -1
+    return losses(outputs, y)
+
+
+def of_two_calls(model, kept, x, y):
+    """The first output is in the second, which is no hook between the two."""
+    first = model(x)
+    return losses(first, y) + losses(model(torch.cat([first, first], 1)), y)
+
+
 def some_not_finite(model, kept, x, y):
     """A record whose loss is not a number counts as zero, and is no reason to refuse the others."""
     return losses(model(x), y) / (x[:, 0] > -1.5)
@@ -346,6 +366,8 @@ def one_by_one(model, kept, x, y):
         a_discriminator_on_noise,
         adversarial_examples,
         its_own_teacher,
+        outputs_written_in_place,
+        of_two_calls,
         some_not_finite,
         one_by_one,
     ],
@@ -368,6 +390,29 @@ def test_a_loop_that_keeps_records_apart_is_left_alone(body: Body) -> None:
 def test_a_loss_that_mixes_gradients_alone(loss: Any, bug: bool, tmp_path: Path) -> None:
     with refused("the loss mixes records" if bug else None):
         assay.fit(nn.Linear(6, 3), records(), loss=loss, epsilon=3, delta=1e-3, epochs=1, out=tmp_path / "run")
+
+
+class Encoder(nn.Module):
+    """Returns what its other outputs are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(6, 8), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, spread = self.encode(x).chunk(2, 1)
+        return self.decode(mean + torch.randn_like(mean) * spread.exp()), mean, spread
+
+
+def test_outputs_that_are_made_of_other_outputs() -> None:
+    model = Encoder()
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x, _ in step.batches(records()):
+            made, mean, spread = model(x)
+            step.backward((made - x).square().sum(1) + (mean.square() + spread.exp() - spread).sum(1))
+    assert step.taken == 6
 
 
 def test_words_that_the_loop_mixes_are_refused_and_masked_words_are_not() -> None:

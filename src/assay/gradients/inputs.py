@@ -142,8 +142,8 @@ class Inputs:
         rows = x.shape[0]
         if rows == self.records:  # labels of the records, or as many positions as there are records
             made = self._marks and self.is_made(x)
-            if self.is_fixed(x):
-                return self._marks
+            if self._marks and self.is_fixed(x) and bool((x != x[:1]).any()):  # not repeated for each record
+                return True
             if x.is_floating_point() or (x.dim() == 1 and rows < _COUNTS_UP and not made):
                 return False
             if x.dim() == 1:
@@ -152,7 +152,8 @@ class Inputs:
         if self._marks and self.is_made(x):
             return True
         # a tensor that depends on the inputs in no known layout is refused by name when the batch is checked
-        return not possible(tuple(x.shape), self.records) and not self._marks
+        alone = rows <= 1 and not x.requires_grad  # one record's row comes from layers before, where it was chosen
+        return not possible(tuple(x.shape), self.records) and (alone or not self._marks)
 
     def several(self) -> bool:
         """Whether any call has a constant."""

@@ -73,8 +73,8 @@ _MOVED = (
 )
 _EARLIER = (
     "the losses depend on records of an earlier batch (a memory bank, a running mean, kept targets, weights that the "
-    "loop trains on them by itself): clipping cannot bound what those records do here. Use constants, or what "
-    "step.backward has released"
+    "loop trains on them by itself), or on a gradient of this one: clipping cannot bound what those records do here. "
+    "Use constants, or what step.backward has released"
 )
 _WRITTEN = (
     "the loop writes into {} what it made of the batch (class centres, a codebook, running statistics): that would "
@@ -209,6 +209,8 @@ class LoopWatch:
         except Exception as error:  # the user's own code, which need not take other records
             self._warn(f"what it does cannot be repeated with other records ({type(error).__name__}: {error})")
             found = None
+        if found is None and any(t in tape.unseen for t in path.constants):
+            self._warn("torch does not show how something of it is made of the batch (vmap, torch.func, scripted code)")
         return found or (_COUNTED if _in_proportion(self._factors) else None)
 
     def _warn(self, why: str) -> None:
@@ -226,14 +228,12 @@ class LoopWatch:
         size = _largest(plain - plain[plain.isfinite()].mean())  # a constant in all losses changes no gradient
         near = 0.1 if path.in_half_precision else 1e-2
         alike = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5 * size)
-        everybody = torch.ones_like(plain, dtype=torch.bool)
-        sent = whole.sent_back(everybody)
-        if any(map(_is_earlier, path.constants)):
-            other = path.again(others=_disturbed)
-            if not (_close(plain, other.losses) and alike(sent, other.sent_back(everybody))):
+        if any(_is_earlier(t) or t in tape.gradients for t in path.constants):
+            other = path.again(others=lambda t: _disturbed(t) if _is_earlier(t) or t in tape.gradients else t)
+            if not (_close(plain, other.losses) and alike(whole.sent_back(), other.sent_back())):
                 return _EARLIER
         told = bool(_equal(plain, losses, near * 0.1).all())  # the same random numbers, for a start
-        if told and not math.isclose(tape.sent_back, sent, rel_tol=near, abs_tol=1e-3 * size):
+        if told and not math.isclose(tape.sent_back, whole.sent_back(to=tape.last), rel_tol=near, abs_tol=1e-3 * size):
             return _UNSEEN_BACK
         (mask,) = splits(len(plain), self._coins, 1)
         halves = (mask, ~mask) if self._shown <= FIRST else (mask,)
@@ -281,9 +281,7 @@ def _is_earlier(t: Tensor) -> bool:
 
 
 def _disturbed(t: Tensor) -> Tensor:
-    """Another value, for what was kept of an earlier batch."""
-    if not _is_earlier(t):
-        return t
+    """Another value, for what was kept of an earlier batch, or is a gradient of this one."""
     if t.is_floating_point():
         return 1.5 * t + 0.25 * (1 + t.abs().mean())
     return ~t if t.dtype is torch.bool else t.flip(0) if t.dim() else t + 1

@@ -8,9 +8,8 @@ values as they are.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,14 +82,20 @@ class Gone:
     drew: bool
     """Whether random numbers were drawn."""
     _graph: Tensor
-    _made: Sequence[Tensor]
+    _made: Mapping[int, Tensor]
 
-    def sent_back(self, by: Tensor) -> float:
-        """How large a gradient the losses in a mask send back to what the model put out."""
-        return sent_back(self._graph[by.to(self._graph.device)], self._made)
+    def sent_back(self, by: Tensor | None = None, to: Container[int] | None = None) -> float:
+        """How large a gradient losses send back to what the model put out.
+
+        Args:
+            by: A mask of the losses that count; all by default.
+            to: The slots of the outputs that count; all by default.
+        """
+        losses = self._graph if by is None else self._graph[by.to(self._graph.device)]
+        return sent_back(losses, [t for slot, t in self._made.items() if to is None or slot in to])
 
 
-def sent_back(losses: Tensor, outputs: Sequence[Tensor]) -> float:
+def sent_back(losses: Tensor, outputs: Sequence[Any]) -> float:
     """The norm of the gradient that losses send back to these outputs of a model, of what of it is finite."""
     if not outputs or not losses.requires_grad:
         return 0.0
@@ -163,7 +168,7 @@ class Path:
 
     def _gone(self, batch: Mapping[int, Tensor], others: calls.Change = lambda t: t, *, in_eval: bool) -> Gone:
         values: dict[int, Any] = {number: t.clone() for number, t in batch.items()}
-        made: list[Tensor] = []
+        made: dict[int, Tensor] = {}
         drew = False
         writes = any(entry.writes for entry in self._entries)
 
@@ -195,11 +200,11 @@ class Path:
                 through = entry.run is not None or (copied is not None and _asks(args, kwargs))
                 with _precision(entry.autocast, args), torch.set_grad_enabled(entry.records_gradients and through):
                     out = (entry.run or model)(*args, **kwargs)
-                if entry.run is None and entry.of_batch and entry.records_gradients:
-                    out = pytree.tree_map(functools.partial(_watched, made), out)
                 drew |= entry.random_state is not None and calls.drawn_since(entry.random_state)
-                found = zip(entry.outputs, pytree.tree_leaves(out), strict=True)
-                values |= {number: one for number, one in found if number is not None}
+                found = {n: one for n, one in zip(entry.outputs, pytree.tree_leaves(out), strict=True) if n is not None}
+                if entry.run is None and entry.of_batch and entry.records_gradients:
+                    found = {number: _watched(made, number, one) for number, one in found.items()}
+                values |= found
             losses: Tensor = values[self._losses]
             return Gone(losses.detach(), drew, losses, made)
         finally:
@@ -222,13 +227,13 @@ def _asks(args: Any, kwargs: Any) -> bool:
     return any(t.requires_grad for t in calls.tensors((args, kwargs)))
 
 
-def _watched(made: list[Tensor], out: Any) -> Any:
+def _watched(made: dict[int, Tensor], number: int, out: Any) -> Any:
     """An output of the model, to which what comes back is known."""
     if not isinstance(out, Tensor) or not out.is_floating_point():
         return out
-    made.append(out if out.requires_grad else out.detach().requires_grad_())
+    made[number] = out if out.requires_grad else out.detach().requires_grad_()
     with torch.enable_grad():
-        return made[-1].clone()  # which may be changed in place
+        return made[number].clone()  # which may be changed in place
 
 
 def _precision(autocast: torch.dtype | None, args: Any) -> contextlib.AbstractContextManager[Any]:

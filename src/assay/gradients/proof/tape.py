@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils import _pytree as pytree
@@ -149,16 +150,26 @@ class Tape(TorchFunctionMode):
         """Whether the model was called, and never with anything that torch made of the batch."""
         self._running, self._hooks = False, list[Any]()
         self._drawing: dict[int, Drawing] = {}  # the generators that a function is given, before it draws
-        self._outputs = list[Tensor]()  # of the model
+        self._outputs = dict[int, Any]()  # of the model: their places in the graph, which writes in place do not move
+        self.last: frozenset[int] = frozenset()
+        """The slots of the model's outputs from which no other was made; known with the losses."""
         self.sent_back = 0.0
-        """How large a gradient the losses send back to what the model put out; known once they are."""
+        """How large a gradient the losses send back to these."""
+        self.gradients = Places()
+        """Gradients of the batch by weights, and weights moved by them, which a repetition cannot take again."""
+        self.unseen = Places()
+        """What was made of the batch by something that no torch function shows."""
         self.ended = False
         """Whether the losses are known."""
         self._wrote: str | None = None
 
     def weigh(self, losses: Tensor) -> None:
         """See what these losses send back, before their graph is used up."""
-        self.sent_back, self._outputs = sent_back(losses, self._outputs), []
+        nodes = {slot: None if isinstance(at, Tensor) else at.node for slot, at in self._outputs.items()}
+        before = ends_of(nodes.values())
+        last = {slot: at for slot, at in self._outputs.items() if (nodes[slot] or at) not in before}
+        self.last, self.sent_back = frozenset(last), sent_back(losses, list(last.values()))
+        self._outputs = {}
 
     def end_path(self) -> None:
         """The losses are known: from here on only what is written into memory matters."""
@@ -270,11 +281,12 @@ class Tape(TorchFunctionMode):
         if any(map(self._spread.holds, calls.tensors(given))):
             self._spread.mark(calls.tensors(output))
         seen = any(not self._is_constant(t) for t in calls.tensors(given))
-        if seen:
-            self._outputs += [t for t in calls.tensors(output) if t.requires_grad]
         first = not any(entry.run is None for entry in self._entries)
         self.blind = not seen and (first or self.blind)
         self._note(None, given, {}, output, state)
+        if seen:
+            made = [t for t in calls.tensors(output) if t.requires_grad]
+            self._outputs |= {self._known.slots[t]: t if t.grad_fn is None else get_gradient_edge(t) for t in made}
 
     def _slot(self, t: Tensor, *, from_batch: bool) -> int:
         number = self._known.slots[t] = self._known.new()
@@ -301,7 +313,10 @@ class Tape(TorchFunctionMode):
             if isinstance(a, Tensor) and a not in known.slots and a in self._earlier:
                 known.constants[self._slot(a, from_batch=True)] = a
         if self._is_gradient_of_constants(run, args, kwargs):
-            return  # a repetition would find none
+            for t in filter(self._spread.holds, calls.tensors(out)):
+                known.constants[self._slot(t, from_batch=True)] = t
+                self.gradients.add(t)
+            return
         depends = any(
             (isinstance(a, Tensor) and not self._is_constant(a)) or (type(a) is float and id(a) in known.floats)
             for a in used
@@ -371,6 +386,8 @@ class Tape(TorchFunctionMode):
             if value not in known.slots:
                 number = self._slot(value, from_batch=False)
                 known.constants[number] = value
+                if value in self.made:  # a weight that the batch has trained by now, or who knows what
+                    (self.gradients if value.is_leaf and value.requires_grad else self.unseen).add(value)
             return Slot(known.slots[value])
         if isinstance(value, slice):
             return Sliced((self._stored(value.start), self._stored(value.stop), self._stored(value.step)))
@@ -394,6 +411,18 @@ class Tape(TorchFunctionMode):
             taken.append(entry)
         slot, constants = self._known.slots[losses], self._known.constants
         return Path(slot, taken[::-1], self._batch, constants, self._model, self._copied)
+
+
+def ends_of(nodes: Iterable[Any]) -> set[Any]:
+    """What a graph has behind these nodes: other nodes, and leaves."""
+    todo = [node for node in nodes if node is not None]
+    seen, found = set(todo), set[Any]()
+    while todo:
+        parents = {parent for parent, _ in todo.pop().next_functions if parent is not None}
+        found |= parents | {p.variable for p in parents if type(p).__name__ == "AccumulateGrad"}
+        todo += parents - seen
+        seen |= parents
+    return found
 
 
 def with_rows(batch: Any, rows: int) -> list[Tensor]:
