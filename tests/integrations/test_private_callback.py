@@ -86,6 +86,12 @@ def test_a_seeded_run_is_that_of_fit_to_the_bit_and_others_see_released_values_o
     assert "log" not in vars(module)
 
 
+def test_double_precision_takes_records_in_single_precision(tmp_path):
+    private, module, _ = run(tmp_path, precision="64-true")
+    assert private.result.epsilon == private.plan.epsilon()
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
+
+
 def test_validation_on_the_training_records_is_refused(tmp_path):
     same_records = data()
     for i, test in enumerate((same_records, data(), torch.utils.data.Subset(same_records, range(10)))):

@@ -328,3 +328,17 @@ def test_runs_that_have_no_common_total_are_refused(tmp_path):
     fit(tmp_path / "3", None, plan=plan(adjacency=assay.Adjacency.REPLACE_ONE, epsilon_limit=None))
     with pytest.raises(ConfigError, match="adjacency"):
         totals.total([tmp_path / "1", tmp_path / "3"])
+
+
+def test_a_statement_says_that_a_budget_of_persons_has_some_of_the_rows(tmp_path):
+    records = TensorDataset(torch.arange(80.0).reshape(40, 2), torch.arange(40) % 2)
+    some = TensorDataset(*(part[:20] for part in records.tensors))
+    more = TensorDataset(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    rows = [*assay.data.contents(some), *assay.data.contents(more)]
+    made = [(f"person {i}".encode() for i in range(5)), assay.data.contents(records)]
+    assay.Budget.create(tmp_path / "ward", epsilon=9.0, delta=1e-5, contents=made[0], unit="patient", rows=rows)
+    own = assay.Budget.create(tmp_path / "own", epsilon=9.0, delta=1e-5, contents=made[1])
+    assert own.state().overlaps[0]["records"] == 20
+    few = assay.Plan(records=40, batch_size=10, steps=1, noise_multiplier=9.0, delta=1e-5)
+    said = assay.fit(nn.Linear(2, 2), records, plan=few, budget=own).statement
+    assert "Some rows are also in the budget ward, whose ε is that of each patient: neither budget counts" in said

@@ -201,7 +201,7 @@ class PrivateCallback(Privacy, pl.Callback):
         indexed = is_param_in_hook_signature(user, "batch_idx", min_args=2)
 
         def losses(module: Any, batch: Any) -> Tensor:
-            batch = move_data_to_device(batch, module.device)
+            batch = move_data_to_device(trainer.precision_plugin.convert_input(batch), module.device)
             index = (max(0, trainer.fit_loop.batch_idx),) if indexed else ()
             before, self._stepping = traces(module), True
             loggers, trainer.loggers = trainer.loggers, [_NoLogger() for _ in trainer.loggers]
