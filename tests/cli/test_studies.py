@@ -217,11 +217,9 @@ def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay,
     shutil.rmtree(tmp_path / "runs")  # a fresh clone
     data = json.loads(kept.read_text())
     data["cells"][0]["seconds"] = 1e6
-    ls = data["cells"][0]
-    ls = ls | {"labels": ["LeNet, ε 2", "LS"], "settings": ls["settings"] | {"method": "lssgd"}}
-    data["cells"] += [ls]
-    data["cells"] += [data["cells"][0] | {"labels": ["gone", "LS"]}]
-    data["cells"] += [data["cells"][0] | {"seed": 1, "settings": {"epochs": 99}}]
+    one = data["cells"][0]
+    ls = one | {"labels": ["LeNet, ε 2", "LS"], "settings": one["settings"] | {"method": "lssgd"}}
+    data["cells"] += [ls, one | {"labels": ["gone", "LS"]}, one | {"seed": 1, "settings": {"epochs": 99}}]
     kept.write_text(json.dumps(data | {"date": "2001-01-01"}))
     out, err = reproduce("--only", "model=LeNet, ε 2", "--only", "method=DP-SGD", "--seeds", 1)
     assert "Commands: `assay reproduce p/t --only 'model=LeNet, ε 2' --seeds 1`, `assay" in out
