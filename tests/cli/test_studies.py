@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from assay import presets
+from assay import ConfigError, presets, report, studies
 from assay.cli import main
 from assay.cli.study_progress import Bars
 from assay.studies import results, tables
@@ -93,7 +93,12 @@ def test_finished_runs_are_never_repeated_and_other_settings_refused(assay, fini
 
 def test_beside_results_of_a_preset_stands_how_it_was_found(assay, tmp_path):
     words = ("--methods", "dpsgd", "--seeds", 1, "--data", "digits", "--preset", "best", "--epochs", 1)
-    assert assay("compare", *words, "--out", tmp_path / "s")[0] == 0
+    settings = {"data": "digits", "preset": "best", "epochs": 1}
+    (cell,) = studies.compare(tmp_path / "s", ["dpsgd"], seeds=1, workers=1, **settings)  # as Python calls it
+    assert cell["finished"] == cell["planned"] == 1
+    with pytest.raises(ConfigError, match="dpsgd"):
+        studies.compare(tmp_path / "other", ["dpsgd"], **{**settings, "batch_size": "many"})
+    assert not (tmp_path / "other").exists()
     code, out, _ = assay("compare", *words, "--out", tmp_path / "s")  # gone on with
     assert code == 0
     found = presets.get("best", "digits", 1.0)
@@ -102,8 +107,8 @@ def test_beside_results_of_a_preset_stands_how_it_was_found(assay, tmp_path):
     assert said in out
     cell = json.loads(assay("compare", *words, "--out", tmp_path / "s", "--json")[1])["cells"][0]
     assert cell["tuning"] == found.origin(["epochs"])
-    assert assay("report", tmp_path / "s", "--out", tmp_path / "page.html")[0] == 0
-    page = (tmp_path / "page.html").read_text()
+    page = report.write(tmp_path / "s").path.read_text("utf-8")
+    assert page.startswith("<!")
     assert "settings tried" in page
     assert said in page
 
