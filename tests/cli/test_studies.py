@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from assay import presets
+from assay import ConfigError, presets, report, studies
 from assay.cli import main
 from assay.cli.study_progress import Bars
 from assay.studies import results, tables
@@ -33,6 +33,7 @@ GRID = (
     "--model",
     "logistic",
 )
+LONG = (*GRID, "--epochs", 14, "--batch-size", 64)  # long enough to be killed
 
 
 def files(study):
@@ -53,9 +54,34 @@ def said(folder, *words):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished study and what the command said, made once."""
+    """A study that was killed and gone on with, and what the second command said, made once."""
     folder = tmp_path_factory.mktemp("studies")
-    return folder / "s", *said(folder, *GRID, "--epochs", 2, "--out", folder / "s", "--json")
+    study = folder / "s"
+    words = [*LONG, "--out", study, "--workers", 2, "--json"]
+    command = [sys.executable, "-m", "assay", *map(str, words)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    runs = [study / "dpsgd/3/seed0", study / "lssgd-sigma=2/3/seed0"]
+    end = time.monotonic() + 240
+    while not all((run / "checkpoint.safetensors").exists() or (run / "record.json").exists() for run in runs):
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    done = [run for run in runs if (run / "record.json").exists()]
+    assert len(done) < 2, "the study was killed too late for these tests to say anything"
+    return study, *said(folder, *words)
+
+
+def test_a_killed_study_stops_its_runs_and_goes_on_where_it_was(finished):
+    study, out, err = finished
+    assert "resumed" in err
+    assert [cell["finished"] for cell in json.loads(out)["cells"]] == [1, 1]
+    for run in (study / "dpsgd/3/seed0", study / "lssgd-sigma=2/3/seed0"):
+        record = json.loads((run / "record.json").read_text())
+        assert record["status"] == "done"
+        assert record["steps"] == record["steps_charged"], "a seeded run repeats the very same steps"
+        assert record["epsilon"]["verified"] <= 3
 
 
 def test_a_study_is_a_grid_of_ordinary_runs(assay, tmp_path, finished):
@@ -71,8 +97,8 @@ def test_a_study_is_a_grid_of_ordinary_runs(assay, tmp_path, finished):
     record = json.loads((run / "record.json").read_text())
     assert (record["method"], record["options"], record["seed"]) == ("lssgd", {"sigma": 2.0}, 0)
     assert assay("show", run)[1].startswith("# Privacy statement: lssgd on digits")
-    by_hand = ("train", "--method", "dpsgd", "--epsilon", 3, "--data", "digits", "--model", "logistic", "--epochs", 2)
-    assert assay(*by_hand, "--seed", 0, "--out", tmp_path / "hand")[0] == 0
+    by_hand = ("train", "--method", "dpsgd", "--epsilon", 3, "--data", "digits", "--model", "logistic")
+    assert assay(*by_hand, *LONG[-4:], "--seed", 0, "--out", tmp_path / "hand")[0] == 0
     one = (study / "dpsgd/3/seed0/model.safetensors").read_bytes()
     assert one == (tmp_path / "hand/model.safetensors").read_bytes(), "the very same run"
 
@@ -80,20 +106,25 @@ def test_a_study_is_a_grid_of_ordinary_runs(assay, tmp_path, finished):
 def test_finished_runs_are_never_repeated_and_other_settings_refused(assay, finished):
     study = finished[0]
     before = files(study)
-    code, out, err = assay(*GRID, "--epochs", 2, "--out", study)
+    code, out, err = assay(*LONG, "--out", study)
     assert code == 0
     assert "2 runs, 2 done" in err
     assert "started" not in err
     assert "lssgd:sigma=2" in out
-    code, _, err = assay(*GRID, "--epochs", 3, "--out", study)
+    code, _, err = assay(*LONG, "--epochs", 3, "--out", study)
     assert code == 2
-    assert "train.epochs was 2.0 and now is 3.0" in err
+    assert "train.epochs was 14.0 and now is 3.0" in err
     assert files(study) == before
 
 
 def test_beside_results_of_a_preset_stands_how_it_was_found(assay, tmp_path):
     words = ("--methods", "dpsgd", "--seeds", 1, "--data", "digits", "--preset", "best", "--epochs", 1)
-    assert assay("compare", *words, "--out", tmp_path / "s")[0] == 0
+    settings = {"data": "digits", "preset": "best", "epochs": 1}
+    (cell,) = studies.compare(tmp_path / "s", ["dpsgd"], seeds=1, workers=1, **settings)  # as Python calls it
+    assert cell["finished"] == cell["planned"] == 1
+    with pytest.raises(ConfigError, match="dpsgd"):
+        studies.compare(tmp_path / "other", ["dpsgd"], **{**settings, "batch_size": "many"})
+    assert not (tmp_path / "other").exists()
     code, out, _ = assay("compare", *words, "--out", tmp_path / "s")  # gone on with
     assert code == 0
     found = presets.get("best", "digits", 1.0)
@@ -102,8 +133,8 @@ def test_beside_results_of_a_preset_stands_how_it_was_found(assay, tmp_path):
     assert said in out
     cell = json.loads(assay("compare", *words, "--out", tmp_path / "s", "--json")[1])["cells"][0]
     assert cell["tuning"] == found.origin(["epochs"])
-    assert assay("report", tmp_path / "s", "--out", tmp_path / "page.html")[0] == 0
-    page = (tmp_path / "page.html").read_text()
+    page = report.write(tmp_path / "s").path.read_text("utf-8")
+    assert page.startswith("<!")
     assert "settings tried" in page
     assert said in page
 
@@ -132,39 +163,13 @@ def test_bad_usage_is_told_before_anything_is_written(assay, tmp_path, arguments
     assert not (tmp_path / "s").exists()
 
 
-def test_a_killed_study_stops_its_runs_and_goes_on_where_it_was(assay, tmp_path):
-    study = tmp_path / "s"
-    words = [*GRID, "--epochs", 14, "--batch-size", 64, "--out", study, "--workers", 2, "--json"]
-    command = [sys.executable, "-m", "assay", *map(str, words)]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    runs = [study / "dpsgd/3/seed0", study / "lssgd-sigma=2/3/seed0"]
-    end = time.monotonic() + 240
-    while not all((run / "checkpoint.safetensors").exists() or (run / "record.json").exists() for run in runs):
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
-    done = [run for run in runs if (run / "record.json").exists()]
-    assert len(done) < 2, "the study was killed too late for this test to say anything"
-    code, out, err = assay(*words)
-    assert code == 0, err
-    assert "resumed" in err
-    assert [cell["finished"] for cell in json.loads(out)["cells"]] == [1, 1]
-    for run in runs:
-        record = json.loads((run / "record.json").read_text())
-        assert record["status"] == "done"
-        assert record["steps"] == record["steps_charged"], "a seeded run repeats the very same steps"
-        assert record["epsilon"]["verified"] <= 3
-
-
 def test_a_run_that_fails_is_named_and_the_others_stay(assay, tmp_path, finished):
     study = tmp_path / "s"
     shutil.copytree(finished[0], study)
     damaged = study / "dpsgd/3/seed0"
     (damaged / "record.json").unlink()
     (damaged / "run.json").write_text("{")
-    code, out, err = assay(*GRID, "--epochs", 2, "--out", study)
+    code, out, err = assay(*LONG, "--out", study)
     assert code == 1
     assert "dpsgd, 3, seed 0" in err
     assert "run.json is damaged" in " ".join(err.split())
@@ -217,11 +222,9 @@ def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay,
     shutil.rmtree(tmp_path / "runs")  # a fresh clone
     data = json.loads(kept.read_text())
     data["cells"][0]["seconds"] = 1e6
-    ls = data["cells"][0]
-    ls = ls | {"labels": ["LeNet, ε 2", "LS"], "settings": ls["settings"] | {"method": "lssgd"}}
-    data["cells"] += [ls]
-    data["cells"] += [data["cells"][0] | {"labels": ["gone", "LS"]}]
-    data["cells"] += [data["cells"][0] | {"seed": 1, "settings": {"epochs": 99}}]
+    one = data["cells"][0]
+    ls = one | {"labels": ["LeNet, ε 2", "LS"], "settings": one["settings"] | {"method": "lssgd"}}
+    data["cells"] += [ls, one | {"labels": ["gone", "LS"]}, one | {"seed": 1, "settings": {"epochs": 99}}]
     kept.write_text(json.dumps(data | {"date": "2001-01-01"}))
     out, err = reproduce("--only", "model=LeNet, ε 2", "--only", "method=DP-SGD", "--seeds", 1)
     assert "Commands: `assay reproduce p/t --only 'model=LeNet, ε 2' --seeds 1`, `assay" in out

@@ -70,15 +70,6 @@ def test_a_run_is_attacked(run):
     assert 0 <= found.auc.value <= 1
 
 
-def test_a_study_is_compared_and_reported(tmp_path):
-    (cell,) = assay.studies.compare(tmp_path / "study", ["dpsgd"], epsilon=3, seeds=1, workers=1, **SMALL)
-    assert cell["finished"] == cell["planned"] == 1
-    assert assay.report.write(tmp_path / "study").path.read_text("utf-8").startswith("<!")
-    with pytest.raises(ConfigError, match="dpsgd"):
-        assay.studies.compare(tmp_path / "other", ["dpsgd"], **{**SMALL, "batch_size": "many"})
-    assert not (tmp_path / "other").exists()
-
-
 def test_clients_are_federated(tmp_path):
     settings = assay.federated.FederatedSettings(
         data="digits", model="linear-head", clients=10, rounds=1, epsilon=3.0, seed=0

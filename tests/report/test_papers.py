@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -152,15 +150,15 @@ def test_a_folder_without_results_is_refused(folder, tmp_path):
         papers.render(where)
 
 
-def test_the_command_knows_an_experiments_folder(folder):
+def test_the_command_knows_an_experiments_folder(assay, folder):
     where = folder(cells=[cell("1.0", "ours", 0, 0.7)])
-    command = [sys.executable, "-m", "assay", "report", str(where)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(where / "report.html")
+    code, out, err = assay("report", where)
+    assert code == 0, err
+    assert out.strip() == str(where / "report.html")
     assert (where / "report.html").read_text() == papers.render(where)
-    refused = subprocess.run([*command, "--serve"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "serve" in refused.stderr
+    code, _, err = assay("report", where, "--serve")
+    assert code == 2
+    assert "serve" in err
 
 
 def test_the_page_in_the_repository_is_that_of_its_records():

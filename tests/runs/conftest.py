@@ -1,4 +1,7 @@
-"""A small finished run and a small unfinished one, made once."""
+"""A small finished run and a small unfinished one, made once; and their files with one bit flipped."""
+
+import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -24,6 +27,23 @@ def records():
 def plan(**changed):
     given = {"records": 40, "batch_size": 10, "steps": 8, "noise_multiplier": 2.0, "delta": 1e-3, "epsilon_limit": 9.0}
     return assay.Plan(**given | changed)
+
+
+@contextmanager
+def flipped(path):
+    """A call that flips one bit of the file, in place: a disk would flush a file that is written anew each time."""
+    whole = path.read_bytes()
+    with path.open("r+b", buffering=0) as file:
+        at = 0
+
+        def flip(bit):
+            nonlocal at
+            os.pwrite(file.fileno(), whole[at : at + 1], at)
+            at = bit // 8
+            os.pwrite(file.fileno(), bytes([whole[at] ^ 1 << bit % 8]), at)
+
+        yield flip
+        os.pwrite(file.fileno(), whole[at : at + 1], at)
 
 
 NAMES = {"data": "digits", "model": "logistic"}

@@ -1,7 +1,6 @@
 """Damage to any file of a run is refused, or changes nothing: a flipped bit never makes ε smaller."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -14,7 +13,7 @@ from assay.accounting.ledger import Ledger, LedgerError
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 
-from .conftest import network, records
+from .conftest import flipped, network, records
 
 DELTA, CEILING = 1e-3, 9.0
 
@@ -25,16 +24,13 @@ def terms():
 
 def outcomes(path, read):
     """What `read` makes of the file with one bit flipped, for every bit: None where it is refused in words."""
-    whole = path.read_bytes()
-    with path.open("r+b", buffering=0) as file:
-        for bit in range(8 * len(whole)):
-            at = bit // 8
-            os.pwrite(file.fileno(), bytes([whole[at] ^ 1 << bit % 8]), at)
+    with flipped(path) as flip:
+        for bit in range(8 * path.stat().st_size):
+            flip(bit)
             try:
                 yield bit, read()
             except AssayError:
                 yield bit, None
-            os.pwrite(file.fileno(), whole[at : at + 1], at)
 
 
 @pytest.fixture

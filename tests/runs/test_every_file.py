@@ -10,6 +10,8 @@ from assay.attacks.storage import read_attacks, write_attacks
 from assay.audit.aside import read_aside, write_aside
 from assay.runs.directory import RunDirectory
 
+from .conftest import flipped
+
 FLIPS = 120  # of a file, spread evenly over its bytes and over the places in a byte
 AUDIT = {
     "epsilon": 0.25,
@@ -54,18 +56,18 @@ def test_one_flipped_bit_of_any_file_is_refused_or_harmless(complete, tmp_path):
     names = {file.relative_to(path).as_posix() for file in files}
     assert names >= {"attacks.json", "audits.json", "ledgers/001.jsonl", "signature.json", "stage.safetensors"}
     for file in files:
-        data = file.read_bytes()
-        stride = max(1, 8 * len(data) // FLIPS) | 1  # odd: it meets every place in a byte
+        bits = 8 * file.stat().st_size
+        stride = max(1, bits // FLIPS) | 1  # odd: it meets every place in a byte
         refused = 0
-        for bit in range(0, 8 * len(data), stride):
-            file.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
-            try:
-                found = seen()
-            except AssayError:
-                refused += 1
-            else:
-                assert found == whole, f"{file.name}: bit {bit} changed what is read"
-        file.write_bytes(data)
+        with flipped(file) as flip:
+            for bit in range(0, bits, stride):
+                flip(bit)
+                try:
+                    found = seen()
+                except AssayError:
+                    refused += 1
+                else:
+                    assert found == whole, f"{file.name}: bit {bit} changed what is read"
         assert refused > 0, f"{file.name} is looked at by nobody"
 
 
@@ -74,11 +76,11 @@ def test_no_flipped_bit_of_what_stays_with_the_holder_is_believed(complete, tmp_
     """Every bit; `test_damage` has those of ledger, run.json, record, statement, model and checkpoint."""
     directory = RunDirectory(shutil.copytree(complete / "run", tmp_path / "run"))
     file, whole = directory.path / name, read(directory)
-    data = file.read_bytes()
-    for bit in range(8 * len(data)):
-        file.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
-        try:
-            found = read(directory)
-        except AssayError:
-            continue
-        assert found == whole, f"bit {bit} changed what is read"
+    with flipped(file) as flip:
+        for bit in range(8 * file.stat().st_size):
+            flip(bit)
+            try:
+                found = read(directory)
+            except AssayError:
+                continue
+            assert found == whole, f"bit {bit} changed what is read"
