@@ -129,7 +129,7 @@ def _narrow(weight: Tensor, x: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x Wᵀ + b, where only x may need a gradient; by torch if that is no slower."""
-    if weight.requires_grad and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad)):
         return plain_linear(x, weight, bias)
     columns, inner = weight.shape
     if x.dim() < 2 or not _suits(x, weight) or not _chooses(x.numel() // max(1, inner), inner, columns):
