@@ -9,6 +9,7 @@ gains by it. So plain and Assay are also measured without it, each model in a pr
 
 Before anything is timed, every private contestant's clipped gradient without noise must equal Assay's; a mode of Opacus
 that computes something else (its hooks and ghost modes do for kernels that lie channels-last) is left out and says so.
+With `--quick` so is one whose step there takes more than half as long again as that of the fastest mode.
 """
 
 from __future__ import annotations

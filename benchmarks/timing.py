@@ -110,7 +110,7 @@ def _whole(text: str) -> int:
 def add_effort(parser: argparse.ArgumentParser) -> None:
     """The options that `effort_of` reads."""
     parser.add_argument("--rounds", type=_whole, help="exactly so many rounds (default: as the model's speed allows)")
-    parser.add_argument("--quick", action="store_true", help="a rough answer; ten minutes for all models")
+    parser.add_argument("--quick", action="store_true", help="a rough answer, in less than ten minutes for all models")
 
 
 def effort_of(options: argparse.Namespace) -> Effort:

@@ -39,7 +39,7 @@ def _operator() -> Any:
 def _times(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a bᵀ + bias by oneDNN.
 
-    The engine records on the base of a view, which autograd does not know here, and the gradient would end there. So
+    The engine records on the base of a view. Autograd would not know that base, and the gradient would end there; so
     the result must not be a view.
     """
     out: Tensor = _operator()(a if a.dim() == 2 else a.reshape(-1, a.shape[-1]), b, bias, "none", [], "")
