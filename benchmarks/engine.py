@@ -9,6 +9,7 @@ gains by it. So plain and Assay are also measured without it, each model in a pr
 
 Before anything is timed, every private contestant's clipped gradient without noise must equal Assay's; a mode of Opacus
 that computes something else (its hooks and ghost modes do for kernels that lie channels-last) is left out and says so.
+With `--quick` so is one whose step there takes more than half as long again as that of the fastest mode.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,10 +97,18 @@ class Timing:
 
 def clipped_gradient(task: Task, maker: Maker) -> torch.Tensor:
     """The clipped gradient of the task's batch, without noise, as the second step computes it."""
+    return _second_step(task, maker)[0]
+
+
+def _second_step(task: Task, maker: Maker) -> tuple[torch.Tensor, float]:
+    """The clipped gradient, and the seconds of the step. The first is another: Assay proves itself there."""
     contestant = maker(task.build(), task.data(), NOISELESS)
-    for _ in range(2):  # the first is not the one that is timed: Assay proves itself there
-        contestant.step(*next(contestant.batches))
-    return contestant.gradient()
+    contestant.step(*next(contestant.batches))
+    x, y = next(contestant.batches)
+    start = time.thread_time()
+    contestant.step(x, y)
+    seconds = time.thread_time() - start
+    return contestant.gradient(), seconds
 
 
 def gap(theirs: torch.Tensor, ours: torch.Tensor) -> float:
@@ -113,18 +123,19 @@ def check_agrees(task: Task, rival: Maker) -> None:
     assert apart < _OTHER_LIBRARY, f"{task.label}: the clipped gradients differ by {apart:.2g}"
 
 
-def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
+def _comparable(task: Task, slowest: float) -> tuple[dict[str, Maker], dict[str, str]]:
     """The modes of Opacus that compute what Assay does on this model, and what is wrong with the others.
 
-    If any runs, one must agree.
+    If any runs, one must agree. Those that take longer than `slowest` times the fastest are left out.
     """
     ours = clipped_gradient(task, private)
     running: dict[str, Maker] = {}
     missing: dict[str, str] = {}
     apart: list[str] = []
+    seconds: dict[str, float] = {}
     for name, maker in OPACUS.items():
         try:
-            theirs = clipped_gradient(task, maker)
+            theirs, seconds[name] = _second_step(task, maker)
         except Exception as error:  # whatever a mode cannot do, it says in its own way
             missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             continue
@@ -137,12 +148,16 @@ def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
     assert running or not apart, (
         f"{task.label}: no mode of Opacus computes the clipped gradient that Assay does: {apart}"
     )
+    fastest = min((seconds[name] for name in running), default=0.0)
+    for name in [name for name in running if seconds[name] > slowest * fastest]:
+        missing[name] = f"its step takes {seconds[name] / fastest:.1f} times as long as that of another mode"
+        del running[name]
     return running, missing
 
 
 def measure(task: Task, target: float, effort: Effort, *, alone: bool) -> Timing:
     """Check that all compute the same, then time them; `alone` leaves Opacus out."""
-    rivals, missing = ({}, {}) if alone else _comparable(task)
+    rivals, missing = ({}, {}) if alone else _comparable(task, effort.slowest)
     makers: dict[str, Maker] = {PLAIN: plain, ASSAY: private, **rivals}
     milliseconds, rounds = timed(task, makers, effort)
     return Timing(task=task, target=target, rounds=rounds, milliseconds=milliseconds, missing=missing)

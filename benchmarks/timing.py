@@ -8,6 +8,7 @@ counts as often as it occurred.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from collections import Counter
@@ -30,6 +31,8 @@ class Effort:
     seconds: float
     least: int
     most: int
+    slowest: float = math.inf
+    """The longest step of a rival that is timed, in steps of the fastest rival."""
 
     def rounds(self, one: float) -> int:
         """Rounds to do, if one takes this many seconds."""
@@ -37,7 +40,7 @@ class Effort:
 
 
 FULL = Effort(seconds=60, least=15, most=2000)
-QUICK = Effort(seconds=5, least=5, most=200)
+QUICK = Effort(seconds=5, least=5, most=200, slowest=1.5)
 
 
 Clock = Callable[[], float]
@@ -107,7 +110,7 @@ def _whole(text: str) -> int:
 def add_effort(parser: argparse.ArgumentParser) -> None:
     """The options that `effort_of` reads."""
     parser.add_argument("--rounds", type=_whole, help="exactly so many rounds (default: as the model's speed allows)")
-    parser.add_argument("--quick", action="store_true", help="a rough answer; ten minutes for all models")
+    parser.add_argument("--quick", action="store_true", help="a rough answer, in less than ten minutes for all models")
 
 
 def effort_of(options: argparse.Namespace) -> Effort:

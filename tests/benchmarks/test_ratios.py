@@ -17,9 +17,9 @@ MOST = {
     Task(model="logistic", shape=(1, 28, 28), batch=256): 2.4,
     Task(model="mlp", shape=(1, 28, 28), batch=256): 2.5,
     Task(model="mnist-cnn", shape=(1, 28, 28), batch=256): 1.5,
-    Task(model="model3", shape=(3, 32, 32), batch=16): 1.9,
-    Task(model="transformer", shape=(64, 128), batch=8): 1.8,
-    Task(model="lstm", shape=(64, 64), batch=32): 2.3,
+    Task(model="model3", shape=(3, 32, 32), batch=16): 1.8,
+    Task(model="transformer", shape=(64, 128), batch=8): 1.6,
+    Task(model="lstm", shape=(64, 64), batch=32): 2.2,
 }
 EFFORT = Effort(seconds=1.5, least=4, most=200)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from transformers.pytorch_utils import Conv1D
 
 from assay.gradients import products, quickest
@@ -53,6 +54,32 @@ def test_a_weight_that_needs_a_gradient_gets_autograds_own(way: str) -> None:
     assert out.requires_grad
 
 
+def test_a_bias_that_needs_a_gradient_gets_autograds_own(way: str) -> None:
+    x, weight, bias = torch.randn(200, 128), torch.randn(96, 128), torch.randn(96, requires_grad=True)
+    for given in (x, x.clone().requires_grad_()):
+        (found,) = torch.autograd.grad(products.linear(given, weight, bias).sum(), bias)
+        assert torch.equal(found, torch.full((96,), 200.0)), way
+
+
+class Written(nn.Module):
+    """A linear map written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(128, 96) / 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def only_biases(network: nn.Sequential) -> nn.Sequential:
+    """The network with frozen weights."""
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            layer.weight.requires_grad_(False)
+    return network
+
+
 @pytest.mark.parametrize("sizes", [(64, 128), (128, 64)], ids=str)
 @pytest.mark.usefixtures("way")
 def test_a_sum_over_rows(sizes: tuple[int, int]) -> None:
@@ -73,8 +100,10 @@ def test_a_sum_over_rows(sizes: tuple[int, int]) -> None:
         nn.Sequential(nn.Unflatten(1, (3, 32)), nn.LSTM(32, 96, batch_first=True)),
         nn.Sequential(nn.Unflatten(1, (3, 32)), nn.LSTM(32, 96, 2, batch_first=True, bidirectional=True)),
         nn.Sequential(Conv1D(128, 96), nn.Tanh(), Conv1D(96, 128)),
+        nn.Sequential(weight_norm(nn.Linear(96, 128)), nn.Tanh(), Written()),
+        only_biases(nn.Sequential(nn.Linear(96, 128), nn.Tanh(), nn.Linear(128, 96))),
     ],
-    ids=["linear", "positions", "lstm", "deep lstm", "transposed"],
+    ids=["linear", "positions", "lstm", "deep lstm", "transposed", "computed", "biases"],
 )
 def test_an_engine_finds_the_same_norms_and_sums(network: nn.Sequential) -> None:
     """On later batches, too: the first compares with autograd's gradients, and is computed by torch."""

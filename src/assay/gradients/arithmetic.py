@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -93,14 +93,22 @@ def keeps_digits(backend: str, operation: str) -> bool:
     return _precision(backend, operation) in ("ieee", "none")
 
 
-@contextmanager
-def full_products() -> Iterator[None]:
+def full_products() -> AbstractContextManager[None]:
     """A context in which products of float32 numbers keep all digits, whatever the user allows backends elsewhere.
 
     Norms are safe against the rounding of float32 only. Factors that are rounded to TF32 or bf16 after they were
     weighted would pass the bound, many times over where a record's terms nearly cancel.
     """
     lowered = [(*place, _precision(*place)) for place in _PRODUCTS if not keeps_digits(*place)]
+    return _raised(lowered) if lowered else _AS_IT_IS
+
+
+_AS_IT_IS = nullcontext()
+
+
+@contextmanager
+def _raised(lowered: Sequence[tuple[str, str, str]]) -> Iterator[None]:
+    """A context in which these backends and operations, with their precision before, keep all digits."""
     for backend, operation, _ in lowered:
         _set_precision(backend, operation, "ieee")
     try:

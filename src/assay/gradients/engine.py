@@ -220,7 +220,15 @@ class Engine:
             return self._run_taped(Unit(path, self.model, Recorded(run, found), names, frozenset()), x, rows=True)
 
         begun = self._inspector.prove_again
-        return Recorder(proven=lambda: self.proven, begun=begun, stand_in=self._stand_in, saw=saw, keep=keep, tape=tape)
+        return Recorder(
+            proven=lambda: self.proven,
+            begun=begun,
+            stand_in=self._stand_in,
+            saw=saw,
+            keep=keep,
+            linear=self._linear,
+            tape=tape,
+        )
 
     def _stand_in(self, parameter: nn.Parameter) -> Tensor:
         """What replaces a parameter until the engine is proven: hooks on the parameter's gradient then do not run."""

@@ -39,13 +39,14 @@ def _operator() -> Any:
 def _times(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a bᵀ + bias by oneDNN.
 
-    What the operator returns is a view of a tensor that autograd does not know. The engine records on the base of a
-    view, and the gradient would end there; so the result must not be a view.
+    The engine records on the base of a view. Autograd would not know that base, and the gradient would end there; so
+    the result must not be a view.
     """
     out: Tensor = _operator()(a if a.dim() == 2 else a.reshape(-1, a.shape[-1]), b, bias, "none", [], "")
-    whole: Tensor = torch.ops.aten._unsafe_view.default(out, (*a.shape[:-1], b.shape[0]))
-    assert not whole._is_view()
-    return whole
+    if a.dim() != 2:
+        out = torch.ops.aten._unsafe_view.default(out, (*a.shape[:-1], b.shape[0]))
+    assert not out._is_view()
+    return out
 
 
 def _chooses(rows: int, inner: int, columns: int) -> bool:
@@ -129,7 +130,7 @@ def _narrow(weight: Tensor, x: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x Wᵀ + b, where only x may need a gradient; by torch if that is no slower."""
-    if weight.requires_grad and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad)):
         return plain_linear(x, weight, bias)
     columns, inner = weight.shape
     if x.dim() < 2 or not _suits(x, weight) or not _chooses(x.numel() // max(1, inner), inner, columns):

@@ -159,8 +159,10 @@ class Tracing:
     def _is_second(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a module is called with the records in the second dimension, or a later one. The proof checks it."""
         records = self.inputs.records
+        if self._recorder.proven() or not records:
+            return False
         maps = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 2]
-        if self._recorder.proven() or not records or not maps:
+        if not maps:
             return False
         sizes = {t.shape[0] for t in maps}  # several, or none that rows of all records would have
         says = getattr(module, "batch_first", None) is False or len(sizes) > 1 or any(s % records for s in sizes)

@@ -7,8 +7,9 @@ rule) runs in a loop. Randomness inside the module (dropout) is drawn once, in t
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -199,9 +200,15 @@ def _record_axis(module: nn.Module, name: str, value: Tensor) -> int | None:
     return 0
 
 
+@functools.lru_cache(maxsize=256)
+def _names(forward: Callable[..., Any]) -> list[str]:
+    """The names of a forward's arguments, without the module itself."""
+    return list(inspect.signature(forward).parameters)[1:]
+
+
 def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, int | None]]:
     """Every leaf of the arguments with the axis that its records would have; None for what is not a tensor."""
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    names = _names(type(module).forward)
     named = [(names[min(i, len(names) - 1)] if names else "", a) for i, a in enumerate(args)] + list(kwargs.items())
     found: list[tuple[Any, int | None]] = []
     for name, value in named:

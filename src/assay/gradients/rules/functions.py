@@ -57,7 +57,7 @@ def linear(tracer: Tracer, call: Call, rows: Sequence[int]) -> Any:
     x, weight, bias = bound(*args, **kwargs)
     if not _is_rows(tracer, x) or weight.dim() != 2:
         return by_record(tracer, call, rows)
-    return _tape(tracer, call, x, F.linear, {"weight": weight, "bias": bias}, _LINEAR)
+    return _tape(tracer, call, x, tracer.recorder.linear, {"weight": weight, "bias": bias}, _LINEAR)
 
 
 def _matrix(x: Tensor, g: Tensor) -> Use:
@@ -80,7 +80,7 @@ def matmul(tracer: Tracer, call: Call, rows: Sequence[int]) -> Any:
         return by_record(tracer, call, rows)
 
     def run(x: Tensor, other: Tensor) -> Tensor:
-        return torch.matmul(x, other)
+        return tracer.recorder.linear(x, other.t(), None)
 
     return _tape(tracer, call, args[0], run, {"other": args[1]}, {"other": lambda x, g: _matrix(g, x)})
 

@@ -73,9 +73,11 @@ class Shared(Tensor):
         """Compute the function; see the module's text."""
         del types
         with torch._C.DisableTorchFunctionSubclass():
-            leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
-            call = Call(func, leaves, structure)
+            call = Call.of(func, args, kwargs or {})
             return call.shared[0].tracer.compute(call)
+
+
+_LEAVES = frozenset((Tensor, nn.Parameter, Shared, int, float, bool, type(None)))
 
 
 @dataclass(slots=True)
@@ -85,6 +87,15 @@ class Call:
     func: Callable[..., Any]
     leaves: list[Any]
     structure: Any
+    """How many leaves are positional, and the names of the others; that of pytree if some are inside containers."""
+
+    @classmethod
+    def of(cls, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """The call of a function with these arguments."""
+        leaves = [*args, *kwargs.values()]
+        if _LEAVES.issuperset(map(type, leaves)):  # pytree takes longer than many a function
+            return cls(func, leaves, (len(args), tuple(kwargs)))
+        return cls(func, *pytree.tree_flatten((tuple(args), dict(kwargs))))
 
     @property
     def name(self) -> str:
@@ -103,8 +114,11 @@ class Call:
 
     def given(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with these leaves."""
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-        return args, kwargs
+        if type(self.structure) is not tuple:
+            args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+            return args, kwargs
+        positional, names = self.structure
+        return tuple(leaves[:positional]), dict(zip(names, leaves[positional:], strict=True))
 
     def on(self, leaves: Sequence[Any]) -> Any:
         """The function of these leaves."""
@@ -127,6 +141,8 @@ class Recorder:
     saw: Callable[[str, Tensor], None]
     keep: Callable[[str, Uses, int], None]
     """Takes the uses of parameters by this many rows; the path is that of `saw`."""
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """x Wᵀ + b, of x, W and b."""
     tape: Callable[[str, Tensor, Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Uses]], Tensor]
     """Runs a function of an input and records it: path, input, function, and uses by input and output gradient."""
 
