@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 _OF_A_SHAPE = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
@@ -29,13 +30,16 @@ class Places:
 
     def __init__(self) -> None:
         self._held: dict[int, StorageWeakRef] = {}
+        self._opaque = WeakTensorKeyDictionary()
 
     def __contains__(self, t: Tensor) -> bool:
-        return place_of(t) in self._held
+        return t in self._opaque if _is_opaque(t) else place_of(t) in self._held
 
     def add(self, t: Tensor) -> None:
         """Add the place of a tensor."""
-        if place_of(t) not in self._held:
+        if _is_opaque(t):
+            self._opaque[t] = True
+        elif place_of(t) not in self._held:
             # as long as this reference lives, nothing else gets the same number
             ref = StorageWeakRef(_storage(t))
             self._held[ref.cdata] = ref
@@ -44,12 +48,17 @@ class Places:
         """Add those of another, and forget what is gone."""
         together = {**self._held, **other._held}
         self._held = {number: ref for number, ref in together.items() if not ref.expired()}
+        self._opaque.update(other._opaque)
 
 
 def place_of(t: Tensor) -> int:
-    """Where a tensor's numbers are."""
-    number: int = _storage(t)._cdata
+    """Where a tensor's numbers are; in oneDNN's layout, which shows no memory, they are where the tensor is."""
+    number: int = id(t) if _is_opaque(t) else _storage(t)._cdata
     return number
+
+
+def _is_opaque(t: Tensor) -> bool:
+    return t.layout is torch._mkldnn  # type: ignore[attr-defined]
 
 
 def _storage(t: Tensor) -> Any:
