@@ -54,7 +54,7 @@ def said(folder, *words):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A study that was killed and gone on with, and what the second command said, made once."""
+    """A study that was killed and resumed, made once, and what the second command said."""
     folder = tmp_path_factory.mktemp("studies")
     study = folder / "s"
     words = [*LONG, "--out", study, "--workers", 2, "--json"]

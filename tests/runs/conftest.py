@@ -31,7 +31,7 @@ def plan(**changed):
 
 @contextmanager
 def flipped(path):
-    """A call that flips one bit of the file, in place: a disk would flush a file that is written anew each time."""
+    """A call that flips one bit of the file in place. To rewrite the file each time would wait for the disk."""
     whole = path.read_bytes()
     with path.open("r+b", buffering=0) as file:
         at = 0
